@@ -262,6 +262,8 @@ def small(words: Sequence[str]) -> list[str]:
         rest = _with(rest, "--size", "48")
         if "streams" in rest:
             rest += ["--num-shots", "4", "4"]
+    elif command == "watch":
+        rest = _with(rest, "--idle", "0.2")
     elif command == "prepare":
         rest = _with(rest, "--workers", "1")
     return [command, *rest]

@@ -40,6 +40,14 @@ def make_world(folder: Path) -> None:
     )
     settings: dict[str, Any] = {"backbone": TINY, "input_size": 32, "epochs": 1, "batch_size": 4}
     sampler = so.train(bank, out=folder / "runs/sampler", **settings).sampler
+    # Two dev videos are too few to fit answers on.
+    sampler.answer = {
+        "default": "mean",
+        "weighted": {"power": 1.0, "scale": 1.0},
+        "fused": {"power": 1.0, "strength": 1.0, "classifier": 1.0, "sampler": 1.0},
+        "sure": [[0.0, 0.99], [0.01, 0.9]],
+    }
+    sampler.save_pretrained(folder / "runs/sampler")
     shutil.copytree(folder / "runs/sampler", folder / "runs/first")
     evaluation = so.evaluate(bank, {"uniform": "uniform", "learned": sampler}, num_frames=[2], num_candidates=8)
     evaluation.write_run(folder / "runs/evaluation")
@@ -49,6 +57,7 @@ def _write_videos(folder: Path) -> None:
     video = numbered_video(num_frames=300, gop=6, fps=2)  # 150 s
     for name in ("match.mp4", "videos/a.mp4"):
         _at(folder, name).write_bytes(video)
+    numbered_video(folder / "recording.mkv", num_frames=50, gop=6, fps=2, container_format="matroska")
     encode_video((255 - numbered_frame(number) for number in range(60)), _at(folder, "videos/deeper/b.mp4"), fps=2)
     manifest = so.make_reels(
         "procedural", folder / "reels", to="mp4", recipe=_SMALL, counts=_COUNTS, num_classes=len(CLASSES)

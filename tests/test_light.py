@@ -116,6 +116,7 @@ COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "quantize": (["resnet50", "--bank", "{folder}"], "train"),
     "ui": (["--help"], None),
     "mcp": (["--help"], None),
+    "watch": (["{video}", "--idle", "0.1"], None),
     "reels": (["{folder}/reels", "--help"], None),
     "demo": (["--out", "{folder}/demo"], "train"),
     "bench": (["--help"], None),

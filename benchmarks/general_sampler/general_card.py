@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 _CARD = """\
@@ -29,7 +31,7 @@ so.select("video.mp4", num_frames=8)  # the default policy, "general"
 |---|---|
 | network | MobileNetV2, ImageNet start weights (MIT), 128x128 RGB, each frame by itself; weights in half precision |
 | says of each frame | how much of its content is left (log-odds), and 1280 features |
-| chooses by | quality, likeness to the other candidates, movement, unlikeness to the chosen (`policies/typical.py`) |
+| chooses by | quality, likeness to the other candidates, movement, unlikeness to the chosen, coverage in time |
 | settings of the choice | {settings} |
 | cost | 0.098 giga multiply-adds a candidate |
 
@@ -47,18 +49,31 @@ pictures and clips are not stated by their sources; none of them is in the packa
 cross-entropy of what is left {retained} ({retained_before} before training), mean squared error of likeness {likeness}
 ({likeness_before} before).
 
+The settings of the choice were set later, with the network as it is, on held-out pictures and groups: composed films
+and slide shows, clips of a single shot (UCF101, MSVD, airtlab, yoga), streams of action clips (UCF101, J-HMDB, MSVD)
+and golf swings. Nothing was trained on them, and none of them is in the package.
+
 ## Limits
 
 - Sports, everyday objects, people in rooms, golf and yoga: that is what it saw. Medical, satellite, screen and
   microscope pictures and night scenes were not among it. Drawings and computer-made shapes look plain to it.
-- Where nearly every shot has to give a frame, frames half way between two shots are taken as often as by chance.
-- Slides, credits and other frames of text are taken for title cards and avoided. Take another policy where text is the
-  content.
+- A frame half way between two shots is found by its neighbours among the candidates, or by the network. In long
+  videos, whose candidates lie many seconds apart, the network alone is left.
+- Slides, credits and other frames of text are taken for title cards and avoided. Give `prefer="text"` where text is the
+  content: that choice is made without the network.
 - It prefers what the video shows most. A single short shot of something else is left out when few frames are asked for.
 - It looks at 128 x 128 pixels: slight blur of a large frame is invisible to it.
 - It knows nothing of your classifier or your question; a sampler trained for them chooses better.
 - Faults in its measurement are made in the same way as those in its training, from other pictures, clips and fonts.
 """
+
+
+def write(results: dict[str, Any], folder: Path) -> None:
+    """Write the facts into config.json, and the card."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["about"] = about(results["training"], results["choice"])
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card(config["about"]), encoding="utf-8")
 
 
 def about(trained: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
@@ -128,11 +143,45 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
         ],
     )
     return {
+        "overview": _overview(result),
         "films": films,
         "stills": stills,
+        "single": _measured(result["single"], ("largest gap", "bunched")),
+        "streams": _measured(result["streams"], ("actions shown", "shots shown")),
+        "talks": _measured(result["talks"], ("shots shown", "repeated")),
         "reels": _by_number(result["reels"]["rows"], "top1"),
         "golf": _by_number(result["golf"]["rows"], "hit"),
     }
+
+
+_OVERVIEW = {
+    "faulty frames": ("films", "faulty"),
+    "shots shown": ("films", "shots shown"),
+    "largest gap": ("single", "largest gap"),
+    "bunched": ("single", "bunched"),
+    "golf moments": ("golf", "hit"),
+    "action clips": ("streams", "actions shown"),
+}
+
+
+def _overview(result: dict[str, Any], number: int = 8) -> str:
+    """One line a policy: what matters most, at N = 8."""
+    names = dict.fromkeys(row["policy"] for part, _ in _OVERVIEW.values() for row in result[part]["rows"])
+    lines = []
+    for name in names:
+        line = [name]
+        for part, key in _OVERVIEW.values():
+            rows = [row for row in result[part]["rows"] if (row["policy"], row["num_frames"]) == (name, number)]
+            line.append(_percent(rows[0][key]) if rows else "")
+        lines.append(line)
+    return _table(["policy", *_OVERVIEW], lines)
+
+
+def _measured(part: dict[str, Any], keys: tuple[str, ...]) -> str:
+    rows = [
+        [row["policy"], row["num_frames"], *(_with_interval(row, key) for key in keys)] for row in _sorted(part["rows"])
+    ]
+    return _table(["policy", "N", *(f"{key} (95 %)" for key in keys)], rows)
 
 
 def _by_number(rows: list[dict[str, Any]], key: str) -> str:

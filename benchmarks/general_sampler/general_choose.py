@@ -1,11 +1,11 @@
-"""On dev: how the two heads become one importance, and how frames are chosen by it. Every setting is tried.
+"""On dev: how frames are chosen by what the network says of them, and what every setting brings.
 
-Everything that the network says of a frame is kept, so that trying a setting costs no network.
+Everything that the network says of a frame is kept, so that trying a setting costs no network. How its two heads become
+one importance (`SURE_SHARE`) was chosen in the same way when it was trained.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import tempfile
@@ -25,157 +25,140 @@ from benchmarks.general_sampler.general_sets import (
     REEL_NUMBERS,
     Places,
     Reels,
-    film_candidates,
+    candidates_of,
     films,
     judge,
+    judge_spread,
+    judge_stream,
+    single_shots,
     stills,
+    streams,
     swings,
 )
 from benchmarks.general_sampler.general_training import HEADS, RETAINED, SURE
-from sosampler.policies.learned import CHOICE
-from sosampler.policies.visual import typical_order
-from sosampler.samplers.export import export_sampler, onnx_bytes
-from sosampler.samplers.onnx_sampler import OnnxSampler
+from sosampler.policies.learned import CHOICE, general_sampler
+from sosampler.policies.visual import blends, typical_order
+from sosampler.samplers.export import export_sampler
+from sosampler.samplers.onnx_sampler import sigmoid
 from sosampler.samplers.sosampler import SOSampler
 
+SURE_SHARE = 1.0  # share of the second head in the importance
 GRID: dict[str, tuple[float, ...]] = {
-    "sure": (0.0, 0.25, 0.5, 1.0),  # share of the second head in the importance
-    "clearness": (0.02, 0.05, 0.1, 0.2, 0.4, 0.8),
-    "sharpness": (1.0, 2.0, 4.0, 8.0),
-    "movement": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
-    "most_movement": (0.05, 0.1, 0.15, 0.2, 0.3),
-    "redundancy": (0.25, 0.5, 1.0, 2.0),
-    "alike": (0.5, 0.6, 0.7, 0.8, 0.9),
+    "clearness": (0.1, 0.3, 0.6),
+    "clear": (0.6, 0.65, 0.7, 1.0),
+    "sharpness": (2.0, 4.0, 6.0),
+    "movement": (0.0, 4.0, 8.0, 12.0),
+    "most_movement": (0.06, 0.1, 0.15),
+    "redundancy": (0.15, 0.3, 0.5),
+    "alike": (0.6, 0.7, 0.8),
+    "coverage": (0.0, 1.0, 2.0, 4.0),
+    "reach": (0.04, 0.0625, 0.08),
+    "still": (0.001, 0.003, 0.01),
 }
-NUM_REELS, NUM_FILMS, NUM_STILLS = 400, 40, 20
+NUM_REELS, NUM_FILMS, NUM_STILLS = 200, 40, 20
+SPREAD_NUMBER = 8
 
 Numbers = NDArray[np.float64]
 
 
 class Said(NamedTuple):
-    """What the network says of some frames."""
+    """What is known of some frames."""
 
-    heads: Numbers  # [T, 2]
+    quality: Numbers  # [T]
     features: NDArray[np.float32]  # [T, D]
+
+
+def look(frames: NDArray[np.uint8], *, in_time: bool = True) -> Said:
+    """Run the network; frames that follow each other in time may be blends."""
+    outputs = general_sampler().look(frames.transpose(0, 3, 1, 2)[None])
+    quality = sigmoid(outputs.scores[0].astype(np.float64))
+    return Said(quality * (1 - blends(frames)) if in_time else quality, outputs.features[0])
 
 
 class Dev:
     """All dev sets as the network sees them."""
 
-    def __init__(self, run: Path, places: Places) -> None:
-        sampler = OnnxSampler(onnx_bytes(SOSampler.from_pretrained(run)))
-        heads = {name: tensor.double().numpy() for name, tensor in load_file(run / HEADS).items()}
-
-        def look(frames: NDArray[np.uint8]) -> Said:
-            features = sampler.look(frames.transpose(0, 3, 1, 2)[None]).features[0]
-            return Said(features @ heads["weight"].T + heads["bias"], features)
-
+    def __init__(self, places: Places) -> None:
         self.reels = Reels(places, "dev", NUM_REELS, seed=1)
-        self.pictures = look(self.reels.frames)
+        self.pictures = look(self.reels.frames, in_time=False)
         self.swings = [(look(swing.frames), swing.near) for swing in swings(places, "dev")]
 
-        def seen(made: Sequence[Film]) -> list[tuple[Film, NDArray[np.int64], Said]]:
-            looked = [(film, *film_candidates(film)) for film in made]
-            return [(film, indices, look(frames)) for film, indices, frames in looked]
+        def seen(paths: Sequence[Path]) -> list[tuple[NDArray[np.int64], int, Said]]:
+            looked = (candidates_of(path) for path in paths)
+            return [(one.indices, one.total, look(one.frames)) for one in looked]
 
-        self.films = seen(films(places, "dev", NUM_FILMS))
-        self.stills = seen(stills(places, "dev", NUM_STILLS))
+        def of_films(made: Sequence[Film]) -> list[Any]:
+            return list(zip(made, seen([film.path for film in made]), strict=True))
+
+        self.films = of_films(films(places, "dev", NUM_FILMS))
+        self.stills = of_films(stills(places, "dev", NUM_STILLS))
+        self.single = seen(single_shots(places, "dev"))
+        made = streams(places, "dev")
+        self.streams = list(zip(made, seen([stream.path for stream in made]), strict=True))
 
     def measure(self, settings: dict[str, float]) -> dict[str, list[float]]:
-        """By set, what is to be high: accuracies, hits, and good frames and shots shown less repeats."""
-        most = {"reels": max(REEL_NUMBERS), "golf": max(GOLF_NUMBERS), "films": max(FILM_NUMBERS)}
-        right: list[list[bool]] = []
+        """By set: shares of shots of the class, hits, good frames, repeats, shots and actions shown, gaps, bunches."""
+
+        def order(said: Said, numbers: Sequence[int]) -> NDArray[np.int64]:
+            count = min(max(numbers), len(said.quality))
+            return typical_order(said.quality, said.features, count, **settings)[0]
+
+        found: dict[str, list[list[float]]] = {}
         for reel in self.reels.reels:
-            order = self._order(_some(self.pictures, reel.pictures), most["reels"], settings)
-            right.append([self.reels.right(reel, order[:count]) for count in REEL_NUMBERS])
-        hits = []
+            some = Said(self.pictures.quality[reel.pictures], self.pictures.features[reel.pictures])
+            shows = self.reels.labels[reel.pictures[order(some, REEL_NUMBERS)]] == reel.label
+            found.setdefault("reels", []).append([float(shows[:count].mean()) for count in REEL_NUMBERS])
         for said, near in self.swings:
-            order = self._order(said, most["golf"], settings)
-            hits.append([near[:, order[:count]].any(1).mean() for count in GOLF_NUMBERS])
-        shown: dict[str, list[list[float]]] = {"films": [], "stills": []}
-        for name, seen in (("films", self.films), ("stills", self.stills)):
-            for film, indices, said in seen:
-                order = self._order(said, most["films"], settings)
-                result = [judge(film, indices[order[:count]].tolist()) for count in FILM_NUMBERS]
-                shown[name].append([one[key] for one in result for key in ("good", "repeated", "shots shown")])
-        return {
-            "reels": np.mean(right, axis=0).tolist(),
-            "golf": np.mean(hits, axis=0).tolist(),
-            **{name: np.mean(rows, axis=0).tolist() for name, rows in shown.items()},
-        }
-
-    def _order(self, said: Said, num_frames: int, settings: dict[str, float]) -> NDArray[np.int64]:
-        rest = {name: value for name, value in settings.items() if name != "sure"}
-        quality = 1 / (1 + np.exp(-mixed(said.heads, settings["sure"])))
-        order, _ = typical_order(quality, said.features, min(num_frames, len(quality)), **rest)
-        return order
+            chosen = order(said, GOLF_NUMBERS)
+            found.setdefault("golf", []).append([near[:, chosen[:count]].any(1).mean() for count in GOLF_NUMBERS])
+        for name, films_seen in (("films", self.films), ("stills", self.stills)):
+            for film, (indices, _, said) in films_seen:
+                chosen = indices[order(said, FILM_NUMBERS)]
+                result = [judge(film, chosen[:count].tolist()) for count in FILM_NUMBERS]
+                row = [one[key] for one in result for key in ("good", "repeated", "shots shown")]
+                found.setdefault(name, []).append(row)
+        for indices, total, said in self.single:
+            spread = judge_spread(indices[order(said, [SPREAD_NUMBER])].tolist(), total)
+            found.setdefault("single", []).append(list(spread.values()))
+        for stream, (indices, _, said) in self.streams:
+            chosen = indices[order(said, FILM_NUMBERS)]
+            shown = [judge_stream(stream, chosen[:count].tolist())["actions shown"] for count in FILM_NUMBERS]
+            found.setdefault("streams", []).append(shown)
+        return {name: np.mean(rows, axis=0).tolist() for name, rows in found.items()}
 
 
-def mixed(heads: Numbers, sure: float) -> Numbers:
-    """The importance [T]; as the network's own head will have it."""
-    return np.asarray((heads[:, RETAINED] + sure * heads[:, SURE]) / (1 + sure))
+def choose(places: Places) -> dict[str, Any]:
+    """What dev says of the settings of the package, and of each other value of each while the others stand.
 
-
-def _some(said: Said, places: NDArray[np.int64]) -> Said:
-    return Said(said.heads[places], said.features[places])
-
-
-def total(found: dict[str, list[float]]) -> float:
-    """One number: the means of reels and golf, and of films good frames + shots shown - twice the repeats there.
-
-    And less the repeats in slide shows: in films, whose shots move, hardly any rule takes a frame twice.
+    The settings were set by trials of this kind: first what eight frames may miss in films and in clips of a single
+    shot, then golf, actions and the class of reels.
     """
-    good, repeated, shown = np.array(found["films"]).reshape(-1, 3).mean(0)
-    still = float(np.array(found["stills"]).reshape(-1, 3)[:, 1].mean())
-    return float(np.mean(found["reels"]) + np.mean(found["golf"]) + good + shown - 2 * repeated - still)
+    dev, settings = Dev(places), dict(CHOICE)
+    changes: list[dict[str, float]] = [{}]
+    changes += [{name: one} for name, values in GRID.items() for one in values if one != settings[name]]
+    rows = []
+    for change in changes:
+        rows.append({"change": change, **dev.measure(settings | change)})
+        print(json.dumps(rows[-1]), flush=True)
+    return {
+        "chosen": {"sure": SURE_SHARE, **settings},
+        "dev": {name: value for name, value in rows[0].items() if name != "change"},
+        "around": rows[1:],
+    }
 
 
-def choose(run: Path, places: Places) -> dict[str, Any]:
-    """The best setting, found one after another: all values of each while the others stand, until nothing changes."""
-    dev = Dev(run, places)
-    tried: dict[tuple[float, ...], dict[str, list[float]]] = {}
-
-    def value(settings: dict[str, float]) -> float:
-        key = tuple(settings.values())
-        if key not in tried:
-            tried[key] = dev.measure(settings)
-        return total(tried[key])
-
-    best = {"sure": 0.0, **CHOICE}
-    before = None
-    while best != before:
-        before = dict(best)
-        for names in (("redundancy", "alike"), ("sure", "clearness"), ("movement", "most_movement"), ("sharpness",)):
-            trials = [
-                best | dict(zip(names, values, strict=True)) for values in itertools.product(*(GRID[n] for n in names))
-            ]
-            best = max([best, *trials], key=value)
-        print(best, round(value(best), 4), tried[tuple(best.values())], flush=True)
-    rows = [
-        {"settings": dict(zip(best, key, strict=True)), "total": total(found), **found} for key, found in tried.items()
-    ]
-    rows.sort(key=lambda row: -row["total"])
-    return {"chosen": best, "dev": tried[tuple(best.values())], "tried": len(rows), "best": rows[:10]}
-
-
-def export(run: Path, sure: float, about: dict[str, Any], card: str, out: Path) -> dict[str, Any]:
-    """The shipped folder: config.json, the card and model.onnx with weights in half precision."""
+def export(run: Path, out: Path) -> dict[str, Any]:
+    """The shipped folder without its card: config.json, and model.onnx with weights in half precision."""
     sampler = SOSampler.from_pretrained(run)
     heads = load_file(run / HEADS)
     with torch.no_grad():
         for name, tensor in heads.items():
-            mixture = (tensor[RETAINED] + sure * tensor[SURE]) / (1 + sure)
+            mixture = (tensor[RETAINED] + SURE_SHARE * tensor[SURE]) / (1 + SURE_SHARE)
             getattr(sampler.importance_head, name).copy_(mixture.view_as(getattr(sampler.importance_head, name)))
     sampler.calibration = (1.0, 0.0)
-    sampler.about = about
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         sampler.save_pretrained(name)
         shutil.copy(Path(name) / "config.json", out / "config.json")
     result = export_sampler(sampler, out=out / "model.onnx", half=True).to_dict()
-    (out / "README.md").write_text(card, encoding="utf-8")
     return {**result, "file": Path(result["file"]).name, "files": [Path(file).name for file in result["files"]]}
-
-
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

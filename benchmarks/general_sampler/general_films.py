@@ -26,6 +26,8 @@ KINDS = ("good", "black", "white", "blurred", "title", "transition")
 SHOTS = (7, 11)
 SHOT_SECONDS = (1.5, 3.5)
 STILLS, STILL_SECONDS = 8, (1.5, 12.0)  # pictures of a slide show, and how long each stands
+SLIDES, SLIDE_SECONDS = 8, (2.0, 10.0)  # of a talk; the time is shared by the lines that come one by one
+TALK_SIZE = (426, 240)  # so that text can be read
 
 Frames = NDArray[np.uint8]
 Draw = np.random.Generator
@@ -85,6 +87,62 @@ def _stills(material: Material, path: Path, draw: Draw) -> Film:
         shots += [shot] * length
     _encode(frames, path)
     return Film(path, ["good"] * len(frames), shots, list(range(STILLS)))
+
+
+def make_talks(material: Material, count: int, folder: Path, seed: int) -> list[Film]:
+    """Talks: slides whose lines come one by one, blank ones, and the speaker for a while. Text is the content."""
+    return _kept(folder, count, seed, lambda path, draw: _talk(material, path, draw))
+
+
+def _talk(material: Material, path: Path, draw: Draw) -> Film:
+    """Only a slide with all of its lines is good; blank slides are called white, and the speaker a transition."""
+    paper, ink = draw.integers(200, 256, 3), draw.integers(0, 90, 3)
+    if draw.random() < 0.4:
+        paper, ink = ink, paper
+    font = material.fonts[draw.integers(len(material.fonts))]
+    frames: list[Frames] = []
+    kinds: list[str] = []
+    shots: list[int] = []
+
+    def add(some: Frames, kind: str, shot: int) -> None:
+        frames.extend(some)
+        kinds.extend([kind] * len(some))
+        shots.extend([shot] * len(some))
+
+    pauses = set(draw.choice(SLIDES, 3, replace=False).tolist())
+    for shot in range(SLIDES):
+        lines = [" ".join(_word(draw) for _ in range(draw.integers(2, 5))) for _ in range(draw.integers(2, 6))]
+        seconds = draw.uniform(*SLIDE_SECONDS)
+        for shown in range(1, len(lines) + 1):
+            # The whole slide stands for half of the time.
+            share = 0.5 if shown == len(lines) else 0.5 / (len(lines) - 1)
+            slide = _slide(lines[:shown], paper, ink, font)
+            length = max(1, round(seconds * share * FPS))
+            add(np.repeat(slide[None], length, axis=0), "good" if shown == len(lines) else "title", shot)
+        if shot in pauses:
+            length = round(draw.uniform(1.0, 3.0) * FPS)
+            if draw.random() < 0.5:
+                add(np.repeat(_slide([], paper, ink, font)[None], length, axis=0), "white", -1)
+            else:
+                some = _of_clip(material.clips[draw.integers(len(material.clips))], length, draw)
+                add(np.stack([np.asarray(Image.fromarray(one).resize(TALK_SIZE)) for one in some]), "transition", -1)
+    _encode(frames, path)
+    return Film(path, kinds, shots, list(range(SLIDES)))
+
+
+def _word(draw: Draw) -> str:
+    return "".join(chr(97 + number) for number in draw.integers(0, 26, draw.integers(2, 10)))
+
+
+def _slide(lines: Sequence[str], paper: NDArray[np.int64], ink: NDArray[np.int64], font: Path) -> Frames:
+    canvas = Image.new("RGB", TALK_SIZE, tuple(paper.tolist()))
+    pen = ImageDraw.Draw(canvas)
+    pen.rectangle((0, 0, TALK_SIZE[0], 8), fill=tuple(ink.tolist()))  # the same on each slide
+    for place, line in enumerate(lines):
+        size = 30 if place == 0 else 20
+        text = line.title() if place == 0 else f"- {line}"
+        pen.text((20, 24 + 40 * place), text, fill=tuple(ink.tolist()), font=ImageFont.truetype(str(font), size))
+    return np.asarray(canvas)
 
 
 def _film(material: Material, path: Path, draw: Draw) -> Film:

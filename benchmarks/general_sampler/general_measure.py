@@ -19,27 +19,32 @@ from benchmarks.general_sampler.general_sets import (
     GOLF_NUMBERS,
     REEL_NUMBERS,
     REEL_SHOTS,
-    SHOT_FRAMES,
     Places,
     Reels,
-    film_candidates,
+    candidates_of,
     films,
     judge,
+    judge_spread,
+    judge_stream,
     middles,
     scenes,
+    single_shots,
     stills,
+    streams,
     swings,
+    talks,
 )
 from sosampler._util.environment import circumstances
 from sosampler.evaluation.result import interval, resample_counts
 from sosampler.policies.base import Batch
 from sosampler.policies.registry import get_policy
 
-POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "general")
-GENERAL, UNIFORM = "general", "uniform"
+POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "thumbnail", "general")
+GENERAL, UNIFORM, TEXT = "general", "uniform", "general-text"
+DENSE, DENSE_CANDIDATES = "general, T = 64", 64
 DETECTORS = {"content": "PySceneDetect content", "adaptive": "PySceneDetect adaptive"}
-NUM_REELS, NUM_FILMS, NUM_STILLS, DRAWS = 600, 60, 40, 2000
-REELS_FOR_SCENES = 200  # as files
+NUM_REELS, NUM_FILMS, NUM_STILLS, NUM_TALKS, DRAWS = 600, 60, 40, 40, 2000
+INTERVALS = ("faulty", "repeated", "shots shown", "hit", "top1", "largest gap", "bunched", "actions shown")
 
 Numbers = NDArray[np.float64]
 
@@ -47,7 +52,16 @@ Numbers = NDArray[np.float64]
 def measure(places: Places, put: Callable[..., None], only: Sequence[str] = ()) -> None:
     """All sets, or some; each is told as soon as it is measured."""
     put(**circumstances(("onnxruntime", "numpy", "av", "torch")), policies_looked_at=list(POLICIES))
-    for name, one in (("films", _films), ("stills", _stills), ("golf", _golf), ("reels", _reels)):
+    parts: dict[str, Callable[[Places], dict[str, Any]]] = {
+        "films": _films,
+        "stills": _stills,
+        "single": _single,
+        "streams": _streams,
+        "talks": _talks,
+        "golf": _golf,
+        "reels": _reels,
+    }
+    for name, one in parts.items():
         if only and name not in only:
             continue
         begin = time.perf_counter()
@@ -71,21 +85,44 @@ def _stills(places: Places) -> dict[str, Any]:
     return _judged(places, stills(places, "test", NUM_STILLS), ("repeated", "shots shown"))
 
 
-def _judged(places: Places, made: Sequence[Film], keys: Sequence[str]) -> dict[str, Any]:
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
-    for film in made:
-        indices, frames = film_candidates(film)
-        for name in POLICIES:
-            picked = _picked(name, frames, FILM_NUMBERS)
-            for count in FILM_NUMBERS:
-                chosen = indices[picked[count]].tolist()
-                if name == UNIFORM:  # the middles of N stretches, as `select` has it without candidates
-                    chosen = so.select(film.path, count, decode=False).frame_indices.tolist()
-                found.setdefault((name, count), []).append(judge(film, chosen))
-    for detector, title in _detectors(places).items():
-        for film, parts in zip(made, scenes(places, detector, [film.path for film in made]), strict=True):
-            for count in FILM_NUMBERS:
-                found.setdefault((title, count), []).append(judge(film, middles(parts, len(film.kinds), count)))
+def _talks(places: Places) -> dict[str, Any]:
+    """Written slides: how many of the chosen are whole slides, and how many slides are shown whole."""
+    made = talks(places, "test", NUM_TALKS)
+    return _judged(places, made, ("faulty", "shots shown"), (*POLICIES, TEXT), detect=False)
+
+
+def _single(places: Places) -> dict[str, Any]:
+    """Clips of one shot: how evenly the choice lies."""
+    paths = single_shots(places, "test")
+    judged = [(path, judge_spread) for path in paths]
+    found = _over_files(places, judged, FILM_NUMBERS, POLICIES)
+    return {"videos": len(paths), "num_candidates": FILM_CANDIDATES, **_rows(found, ("largest gap", "bunched"))}
+
+
+def _streams(places: Places) -> dict[str, Any]:
+    """Shots of real clips, some of an action: how many of its clips are shown."""
+    made = streams(places, "test")
+    judged = [(one.path, lambda chosen, total, one=one: judge_stream(one, chosen)) for one in made]
+    found = _over_files(places, judged, FILM_NUMBERS, POLICIES)
+    return {
+        "videos": len(made),
+        "num_candidates": FILM_CANDIDATES,
+        "shots_a_video": round(float(np.mean([len(one.ends) for one in made])), 2),
+        "actions_a_video": round(float(np.mean([one.shows.sum() for one in made])), 2),
+        **_rows(found, ("actions shown",)),
+    }
+
+
+def _judged(
+    places: Places,
+    made: Sequence[Film],
+    keys: Sequence[str],
+    policies: Sequence[str] = POLICIES,
+    *,
+    detect: bool = True,
+) -> dict[str, Any]:
+    judged = [(film.path, lambda chosen, total, film=film: judge(film, chosen)) for film in made]
+    found = _over_files(places, judged, FILM_NUMBERS, policies, detect=detect)
     kinds = [kind for film in made for kind in film.kinds]
     return {
         "videos": len(made),
@@ -93,6 +130,46 @@ def _judged(places: Places, made: Sequence[Film], keys: Sequence[str]) -> dict[s
         "seconds_a_video": round(len(kinds) / FPS / len(made), 1),
         "shots_a_video": round(float(np.mean([max(film.shots) + 1 for film in made])), 2),
         "kinds": {kind: round(kinds.count(kind) / len(kinds), 4) for kind in dict.fromkeys(kinds)},
+        **_rows(found, keys),
+    }
+
+
+Judge = Callable[[Sequence[int], int], dict[str, float]]  # chosen frames, by number, and frames of the file
+Found = dict[tuple[str, int], list[dict[str, float]]]  # by policy and N, a row a video
+
+
+def _over_files(
+    places: Places,
+    judged: Sequence[tuple[Path, Judge]],
+    numbers: Sequence[int],
+    policies: Sequence[str],
+    *,
+    detect: bool = True,
+) -> Found:
+    """Let all policies choose from the same candidates of each file; general from twice as many too."""
+    found: Found = {}
+    totals = []
+    for path, judge_one in judged:
+        sparse, dense = candidates_of(path), candidates_of(path, DENSE_CANDIDATES)
+        totals.append(sparse.total)
+        for name in (*policies, DENSE):
+            seen = dense if name == DENSE else sparse
+            picked = _picked(GENERAL if name == DENSE else name, seen.frames, numbers)
+            for count in numbers:
+                chosen = seen.indices[picked[count]].tolist()
+                if name == UNIFORM:  # the middles of N stretches, as `select` has it without candidates
+                    chosen = so.select(path, count, decode=False).frame_indices.tolist()
+                found.setdefault((name, count), []).append(judge_one(chosen, sparse.total))
+    for detector, title in _detectors(places).items() if detect else ():
+        parted = scenes(places, detector, [path for path, _ in judged])
+        for (_, judge_one), parts, total in zip(judged, parted, totals, strict=True):
+            for count in numbers:
+                found.setdefault((title, count), []).append(judge_one(middles(parts, total, count), total))
+    return found
+
+
+def _rows(found: Found, keys: Sequence[str]) -> dict[str, Any]:
+    return {
         "rows": [_row(name, count, rows) for (name, count), rows in found.items()],
         "versus": {key: _versus({pair: [row[key] for row in rows] for pair, rows in found.items()}) for key in keys},
     }
@@ -131,21 +208,12 @@ def _reels(places: Places) -> dict[str, Any]:
             for count, chosen in _picked(name, frames, REEL_NUMBERS).items():
                 right = reels.right(reel, chosen)
                 found.setdefault((name, count), []).append({"top1": float(right)})
-    cut: dict[tuple[str, int], list[dict[str, float]]] = {}
-    for detector, title in _detectors(places).items():
-        parted = scenes(places, detector, reels.videos(REELS_FOR_SCENES))
-        for reel, parts in zip(reels.reels, parted, strict=False):
-            for count in REEL_NUMBERS:
-                numbers = middles(parts, REEL_SHOTS * SHOT_FRAMES, count)
-                right = reels.right(reel, [number // SHOT_FRAMES for number in numbers])
-                cut.setdefault((title, count), []).append({"top1": float(right)})
     everything = [{"top1": float(reels.right(reel, range(REEL_SHOTS)))} for reel in reels.reels]
     return {
         "videos": len(reels.reels),
-        "videos_for_scenes": min(REELS_FOR_SCENES, len(reels.reels)),
         "num_candidates": REEL_SHOTS,
         "rows": [
-            *(_row(name, count, rows) for (name, count), rows in {**found, **cut}.items()),
+            *(_row(name, count, rows) for (name, count), rows in found.items()),
             _row("all ten", REEL_SHOTS, everything),
         ],
         "versus": {"top1": _versus({pair: [row["top1"] for row in rows] for pair, rows in found.items()})},
@@ -162,7 +230,7 @@ def _row(name: str, count: int, rows: Sequence[dict[str, float]]) -> dict[str, A
     for key in rows[0]:
         values = np.array([row[key] for row in rows])
         result[key] = round(float(values.mean()), 4)
-        if key in ("faulty", "repeated", "shots shown", "hit", "top1"):
+        if key in INTERVALS:
             result[f"{key} ci95"] = _interval(values)
     return result
 
@@ -204,5 +272,6 @@ def wins(result: dict[str, Any]) -> dict[str, bool]:
 def default_places(given: Any) -> Places:
     given.work.mkdir(parents=True, exist_ok=True)
     return Places(
-        given.pictures, given.clips, given.films, given.fonts, given.classifier, Path(given.work), given.scenedetect
+        *(given.pictures, given.clips, given.films, given.fonts, given.classifier, given.actions, given.streams),
+        *(given.work, given.scenedetect),
     )

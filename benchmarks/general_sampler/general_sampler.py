@@ -4,18 +4,21 @@
     python benchmarks/general_sampler/general_sampler.py train --data DATA --resnet50 ... --mobilenet ... --out RUN \\
         --device cuda --seconds 300
     python benchmarks/general_sampler/general_sampler.py mix RUN --mobilenet ... --share 0.2 --out MIXED
-    python benchmarks/general_sampler/general_sampler.py choose RUN --pictures PICTURES --clips CLIPS --films FILMS \\
-        --fonts OTHER_FONTS --classifier CLASSIFIER --work WORK
     python benchmarks/general_sampler/general_sampler.py export RUN --out src/sosampler/samplers/general
-    python benchmarks/general_sampler/general_sampler.py measure RUN (as for choose)
+    python benchmarks/general_sampler/general_sampler.py choose --pictures PICTURES --clips CLIPS --films FILMS \\
+        --fonts OTHER_FONTS --classifier CLASSIFIER --actions ACTIONS --streams STREAMS --work WORK
+    python benchmarks/general_sampler/general_sampler.py measure (as for choose)
 
 PICTURES is sports22 with train/, test/ and distractors/; CLIPS holds `manifest.csv` as for banks.py; FILMS are a few
 videos of any kind; FONTS and OTHER_FONTS hold .ttf files; CLASSIFIER has learned from the first half of the train
-pictures. `data` writes one file without labels, so that `train` needs no decoder. `train` has all of MobileNetV2 learn
-from ResNet-50, both ImageNet's, until the time is over. `mix` takes its weights a share of the way back to where they
-began; which share is decided by what `choose` says of each. `choose` mixes the heads and sets the choice on dev;
-`measure` is about what was left out of all of these. PySceneDetect is measured beside the others where `--scenedetect`
-names a Python that has it.
+pictures. ACTIONS is a manifest of action clips, split by groups, and STREAMS what `sosampler reels ACTIONS --to mp4
+--preset streams --classifier-share 0` makes of it. `data` writes one file without labels, so that `train` needs no
+decoder. `train` has all of MobileNetV2 learn from ResNet-50, both ImageNet's, until the time is over. `mix` takes its
+weights a share of the way back to where they began. `export` writes the shipped folder. `choose` says
+what dev makes of the settings by which frames are chosen, and of others around them: they stand in
+`sosampler.policies.learned`, and `card` writes them into the card. `measure` is about what
+was left out of all of these. PySceneDetect is measured beside the others where `--scenedetect` names a Python that has
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.common import RESULTS, Results
 
-TRAINED, CHOSEN = "training.json", "chosen.json"  # in the folder of a run
+TRAINED = "training.json"  # in the folder of a run
+FIGURES = RESULTS / "general_sampler.json"
 
 
 def data(given: argparse.Namespace) -> None:
@@ -70,27 +74,30 @@ def choose(given: argparse.Namespace) -> None:
     from benchmarks.general_sampler import general_choose
     from benchmarks.general_sampler.general_measure import default_places
 
-    found = general_choose.choose(given.run, default_places(given))
-    general_choose.write_json(given.run / CHOSEN, found)
+    found = general_choose.choose(default_places(given))
+    Results(given.out).put(choice=found)
     print(json.dumps({"chosen": found["chosen"], "dev": found["dev"]}), flush=True)
 
 
 def export(given: argparse.Namespace) -> None:
-    from benchmarks.general_sampler import general_card, general_choose
+    from benchmarks.general_sampler import general_choose
 
-    chosen = json.loads((given.run / CHOSEN).read_text(encoding="utf-8"))
-    trained = json.loads((given.run / TRAINED).read_text(encoding="utf-8"))
-    about = general_card.about(trained, chosen)
-    result = general_choose.export(given.run, chosen["chosen"]["sure"], about, general_card.card(about), given.out)
-    print(json.dumps(result), flush=True)
+    results = Results(given.results)
+    results.put(training=json.loads((given.run / TRAINED).read_text(encoding="utf-8")))
+    print(json.dumps(general_choose.export(given.run, given.out)), flush=True)
+    card(given)
+
+
+def card(given: argparse.Namespace) -> None:
+    from benchmarks.general_sampler import general_card
+
+    general_card.write(Results(given.results).data, given.out)
 
 
 def measure(given: argparse.Namespace) -> None:
     from benchmarks.general_sampler import general_measure
 
     results = Results(given.out)
-    for name, file in (("training", TRAINED), ("choice", CHOSEN)):
-        results.put(**{name: json.loads((given.run / file).read_text(encoding="utf-8"))})
     general_measure.measure(general_measure.default_places(given), results.put, given.only)
     results.put(wins_over_uniform=general_measure.wins(results.data))
     print(json.dumps(results["wins_over_uniform"]), flush=True)
@@ -103,8 +110,9 @@ def main() -> None:
         "data": data,
         "train": train,
         "mix": mix,
-        "choose": choose,
         "export": export,
+        "choose": choose,
+        "card": card,
         "measure": measure,
     }
     parts = {name: stages.add_parser(name) for name in doing}
@@ -128,15 +136,17 @@ def main() -> None:
         part.add_argument(name, type=Path, required=True)
     part.add_argument("--share", type=float, required=True, help="Of the weights of the start, 0 to 1.")
 
-    for name in ("mix", "choose", "export", "measure"):
+    for name in ("mix", "export"):
         parts[name].add_argument("run", type=Path)
+    for name in ("export", "card"):
+        parts[name].add_argument("--out", type=Path, required=True)
+        parts[name].add_argument("--results", type=Path, default=FIGURES)
     for name in ("choose", "measure"):
-        for option in ("--pictures", "--clips", "--films", "--fonts", "--classifier", "--work"):
-            parts[name].add_argument(option, type=Path, required=True)
+        for option in ("pictures", "clips", "films", "fonts", "classifier", "actions", "streams", "work"):
+            parts[name].add_argument(f"--{option}", type=Path, required=True)
         parts[name].add_argument("--scenedetect", type=Path, default=None, help="A Python that has PySceneDetect.")
-    parts["export"].add_argument("--out", type=Path, required=True)
-    parts["measure"].add_argument("--only", nargs="*", default=[], help="Sets: films, stills, golf, reels.")
-    parts["measure"].add_argument("--out", type=Path, default=RESULTS / "general_sampler.json")
+        parts[name].add_argument("--out", type=Path, default=FIGURES)
+    parts["measure"].add_argument("--only", nargs="*", default=[], help="Some of the sets, by name.")
 
     given = parser.parse_args()
     begin = time.perf_counter()

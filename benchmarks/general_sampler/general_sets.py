@@ -1,4 +1,7 @@
-"""What the general sampler is judged by, on dev and on test alike: reels with a classifier, golf swings, films.
+"""What the general sampler is judged by, on dev and on test alike.
+
+Reels with a classifier, golf swings, films with faults, slide shows, clips of a single shot, streams of action clips,
+and talks of written slides.
 
 Each set gives candidates, frames [T, H, W, 3] a video, and a way to judge a choice. The pictures and clips of test were
 never seen in training or when settings were chosen.
@@ -6,6 +9,7 @@ never seen in training or when settings were chosen.
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +25,17 @@ from PIL import Image
 import sosampler as so
 from benchmarks.accuracy.realvid import events_of, manifest_of
 from benchmarks.general_sampler.general_data import DEV, square, train_clips, train_pictures
-from benchmarks.general_sampler.general_films import Film, Material, _encode, judge, make_films, make_stills
+from benchmarks.general_sampler.general_films import Film, Material, judge, make_films, make_stills, make_talks
 from benchmarks.paper.golf_events import within
+from sosampler.datasets.segments import SEGMENTS_FILE, read_segments
 
-REEL_SIZE, REEL_SHOTS, SHOT_FRAMES = 192, 10, 15
+REEL_SIZE, REEL_SHOTS = 192, 10
 CLASS_SHARE = (0.25, 0.65)  # of a reel's shots
 REEL_NUMBERS, GOLF_NUMBERS, FILM_NUMBERS = (1, 3, 6), (2, 4, 6, 8), (4, 8)
 GOLF_CANDIDATES, FILM_CANDIDATES = 16, 32
+SINGLE_SHOTS = {"ucf101": 40, "msvd": 30, "airtlab": 20, "yoga": 20}  # clips of each set, or as many as there are
+SINGLE_FRAMES = 48  # that a clip must have, so that 32 candidates are different ones
+BUNCHED = 0.06  # of the clip: neighbouring choices that are nearer to each other show the same moment
 
 Frames = NDArray[np.uint8]
 Choose = Callable[[Frames, int], Sequence[int]]  # candidates and N -> positions
@@ -41,6 +49,8 @@ class Places(NamedTuple):
     films: Path  # a few videos of any kind, for test alone
     fonts: Path  # other ones than in training
     classifier: Path
+    actions: Path  # manifest of action clips, split by groups
+    streams: Path  # of `sosampler reels ACTIONS --to mp4 --preset streams`
     work: Path
     scenedetect: Path | None = None
 
@@ -100,16 +110,6 @@ class Reels:
         """Whether the mean over the chosen shots gives the class."""
         return bool(self.logits[reel.pictures[list(shots)]].mean(0).argmax() == reel.label)
 
-    def videos(self, count: int) -> list[Path]:
-        """The first reels as files, a second a shot, for who looks for cuts."""
-        folder = self.places.work / f"reels-{self.split}"
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"{number:03d}.mp4" for number in range(count)]
-        for path, reel in zip(paths, self.reels, strict=False):
-            if not path.is_file():
-                _encode([frame for frame in self.frames[reel.pictures] for _ in range(SHOT_FRAMES)], path)
-        return paths
-
 
 class Swing(NamedTuple):
     path: Path
@@ -160,10 +160,83 @@ def stills(places: Places, split: str, count: int) -> list[Film]:
     return make_stills(material(places, split), count, places.work / f"stills-{split}", seed=3)
 
 
-def film_candidates(film: Film) -> tuple[NDArray[np.int64], Frames]:
-    found = so.select(film.path, FILM_CANDIDATES, policy="uniform", threads=1)
+def talks(places: Places, split: str, count: int) -> list[Film]:
+    return make_talks(material(places, split), count, places.work / f"talks-{split}", seed=4 if split == "dev" else 5)
+
+
+class Candidates(NamedTuple):
+    """Evenly spread frames of a file."""
+
+    indices: NDArray[np.int64]  # [T]
+    frames: Frames
+    total: int  # frames of the file
+
+
+def candidates_of(path: Path, num_candidates: int = FILM_CANDIDATES) -> Candidates:
+    found = so.select(path, num_candidates, policy="uniform", on_short="fewer", threads=1)
     assert found.frames is not None
-    return found.frame_indices, found.frames
+    return Candidates(found.frame_indices, found.frames, found.metadata.total_num_frames)
+
+
+def single_shots(places: Places, split: str) -> list[Path]:
+    """Real clips of one shot, the same ones each time."""
+    with places.actions.open(newline="", encoding="utf-8") as lines:
+        files = [places.actions.parent / row["path"] for row in csv.DictReader(lines) if row["split"] == split]
+    of = {name: [file for file in files if name in file.parts] for name in ("ucf101", "msvd")}
+    for name in ("airtlab", "yoga"):
+        of[name] = [places.clips / item.path for item in manifest_of(places.clips, name).items if item.split == split]
+    draw, found = np.random.default_rng(5), []
+    for name, count in SINGLE_SHOTS.items():
+        some = sorted(of[name])
+        found += [some[place] for place in sorted(draw.permutation(len(some))[:count])]
+    lengths = [so.select(file, 1, decode=False).metadata.total_num_frames for file in found]
+    return [file for file, length in zip(found, lengths, strict=True) if length >= SINGLE_FRAMES]
+
+
+def judge_spread(chosen: Sequence[int], total: int) -> dict[str, float]:
+    """The largest part of a clip without a choice, its ends too, and the share of neighbours that are bunched.
+
+    >>> {name: round(value, 3) for name, value in judge_spread([10, 13, 50], 100).items()}
+    {'largest gap': 0.495, 'bunched': 0.5}
+    """
+    places = (np.sort(chosen) + 0.5) / total
+    steps = np.diff(places)
+    return {
+        "largest gap": float(max(steps.max(), places[0], 1 - places[-1])),
+        "bunched": float((steps < BUNCHED).mean()),
+    }
+
+
+class Stream(NamedTuple):
+    """Shots of clips, some of which show an action."""
+
+    path: Path
+    ends: NDArray[np.float64]  # [S] seconds
+    shows: NDArray[np.bool_]  # [S] whether a shot shows the action
+    fps: float
+
+
+def streams(places: Places, split: str) -> list[Stream]:
+    with (places.streams / "manifest.csv").open(newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["split"] == split]
+    segments = read_segments(places.streams / SEGMENTS_FILE, [row["id"] for row in rows])
+    found = []
+    for row in rows:
+        path, shots = places.streams / row["path"], segments[row["id"]]
+        fps = so.select(path, 1, decode=False).metadata.fps
+        ends, shows = (np.array([getattr(shot, name) for shot in shots]) for name in ("end", "shows_class"))
+        found.append(Stream(path, ends, shows, fps))
+    return found
+
+
+def judge_stream(stream: Stream, chosen: Sequence[int]) -> dict[str, float]:
+    """Of the clips of the action and of all shots, the share that is shown, of at most N."""
+    seconds = (np.asarray(chosen) + 0.5) / stream.fps
+    shown = np.unique(np.searchsorted(stream.ends, seconds).clip(max=len(stream.ends) - 1))
+    return {
+        "actions shown": float(stream.shows[shown].sum() / min(len(chosen), stream.shows.sum())),
+        "shots shown": len(shown) / min(len(chosen), len(stream.ends)),
+    }
 
 
 # ---- PySceneDetect
@@ -195,4 +268,4 @@ def middles(found: Sequence[tuple[int, int]], total: int, num_frames: int) -> li
     return [min(places[place], total - 1) for place in picked]
 
 
-__all__ = ["Places", "Reels", "film_candidates", "films", "judge", "middles", "scenes", "stills", "swings"]
+__all__ = ["Places", "Reels", "candidates_of", "films", "judge", "middles", "scenes", "stills", "swings", "talks"]

@@ -71,6 +71,31 @@ def decode(result: Result) -> list[str]:
     ]
 
 
+def choosing(result: Result) -> list[str]:
+    """Return how `select` compares with other ways to choose frames, as `sosampler bench select` measured it."""
+    rows: dict[tuple[str, str], dict[str, list[Result]]] = {}
+    for video in result["videos"]:
+        for row in video["comparisons"]:
+            rows.setdefault((row["way"], row["reference"]), {}).setdefault(video["layout"], []).append(row)
+    lines = [f"| keyframes: | {' | '.join(LAYOUTS.values())} |", "|---" * (1 + len(LAYOUTS)) + "|"]
+    for (way, reference), by_layout in rows.items():
+        cells = []
+        for layout in LAYOUTS:
+            ratios = [
+                range_of([row[key] for row in by_layout.get(layout, [])]) for key in ("times_faster", "times_less_cpu")
+            ]
+            cells.append(f"{ratios[0]} ({ratios[1]})")
+        lines.append(f"| {way}, against {reference} | {' | '.join(cells)} |")
+    return [
+        "## Choosing frames",
+        f"`select` with its defaults, 8 of 32 candidates by `general`, on {_clips(result)} clips, each looped to five "
+        f"minutes of 720p H.264 ({_machine(result)}). Times as fast, slowest to fastest clip; in brackets times less "
+        "CPU time. `sosampler select` is the command, from its start on, as the tools of others are.",
+        "\n".join(lines),
+        "`sosampler bench select your.mp4` measures it on your machine.",
+    ]
+
+
 def file_to_label(result: Result) -> list[str]:
     rows = []
     for video in result["videos"]:
@@ -196,6 +221,7 @@ def page(files: Files) -> str:
         "shared machine mean little. [Benchmarks](../benchmarks/README.md) lists the files and commands; `python "
         "benchmarks/tables/speed_table.py` writes this page.",
         *decode(files["decode"]),
+        *(choosing(files["select"]) if "select" in files else []),
         *file_to_label(files["pipeline"]),
         *engine(files["frame_engine"]),
         *training(files["training"], files["training_gpu"]),

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from sosampler.evaluation.evaluate import evaluate
     from sosampler.evaluation.independence import independence
     from sosampler.evaluation.result import Evaluation
+    from sosampler.inference.many import select_many
     from sosampler.inference.pipeline import Pipeline, Prediction
     from sosampler.inference.select import select
     from sosampler.inference.selection import Candidates, Selection
     from sosampler.inference.total import CollectionSelection, select_total
+    from sosampler.inference.watch import Window, watch
     from sosampler.policies.auto import Auto
     from sosampler.policies.base import Batch, Policy
     from sosampler.policies.registry import list_policies, register_policy
@@ -57,6 +59,7 @@ _HOMES = {
     "select": "sosampler.inference.select",
     "select_total": "sosampler.inference.total",
     "CollectionSelection": "sosampler.inference.total",
+    "select_many": "sosampler.inference.many",
     "create_classifier": "sosampler.classifiers.factory",
     "list_classifiers": "sosampler.classifiers.factory",
     "save_classifier": "sosampler.classifiers.factory",
@@ -82,6 +85,8 @@ _HOMES = {
     "TrainedClassifier": "sosampler.training.train_classifier",
     "ClassifierRecipe": "sosampler.training.classifier_data",
     "Selection": "sosampler.inference.selection",
+    "Window": "sosampler.inference.watch",
+    "watch": "sosampler.inference.watch",
     "Candidates": "sosampler.inference.selection",
     "open_video": "sosampler.video.source",
     "VideoMetadata": "sosampler.video.reader",
@@ -153,6 +158,7 @@ __all__ = [
     "VideoError",
     "VideoMetadata",
     "WeightsError",
+    "Window",
     "__version__",
     "add_features",
     "add_teacher",
@@ -176,10 +182,12 @@ __all__ = [
     "register_policy",
     "save_classifier",
     "select",
+    "select_many",
     "select_total",
     "subset",
     "train",
     "train_classifier",
+    "watch",
     "wrap_classifier",
     "write_frames",
 ]

@@ -461,6 +461,7 @@ def trained(kind: type[AdaFrame]) -> Trained:
     return Trained(right, frames, system, unseen)
 
 
+@pytest.mark.slow
 def test_learns_where_to_look() -> None:
     ours, anywhere = trained(AdaFrame), trained(AnywhereNext)
     assert ours.frames == anywhere.frames == [2, 3, 4]
@@ -468,6 +469,7 @@ def test_learns_where_to_look() -> None:
     assert ours.right[-1] > 0.85
 
 
+@pytest.mark.slow
 def test_more_steps_see_more_frames_and_classify_better() -> None:
     ours = trained(AdaFrame)
     assert all(more > fewer for fewer, more in pairwise(ours.right))

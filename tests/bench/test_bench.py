@@ -69,6 +69,7 @@ class TestTrain:
         ]
         assert max(nearest) < 1.0
 
+    @pytest.mark.slow
     def test_its_result_adds_up(self, tmp_path: Path) -> None:
         small = read_recipe(
             "paper", backbone="timm:test_resnet.r160_in1k", shift=0, input_size=32, num_candidates=4, batch_size=3

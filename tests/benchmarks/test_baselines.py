@@ -142,6 +142,7 @@ def finished(data: Path, scripts: Callable[[str], ModuleType], tmp_path_factory:
     return measurement
 
 
+@pytest.mark.slow
 def test_nothing_is_done_twice_and_test_is_looked_at_last(finished: Measurement) -> None:
     assert finished.events == [
         *("train sosampler#0", "train sosampler#1", "train frameexit#0"),  # interrupted
@@ -152,6 +153,7 @@ def test_nothing_is_done_twice_and_test_is_looked_at_last(finished: Measurement)
     ]
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) -> None:
     results = finished.results
     assert results["videos"] == {"train": 8, "dev": 4, "test": 6}
@@ -167,6 +169,7 @@ def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) 
     assert results["budget_gmacs"] == pytest.approx(classifier.gmacs(6), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None:
     results = finished.results
     policies = {line["policy"].partition("@")[0]: line["seeds"] for line in results["table"]}
@@ -186,12 +189,14 @@ def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None
         assert (finished.folder / "curve").with_suffix(suffix).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_longer_videos_are_chosen_from_by_both_samplers(finished: Measurement) -> None:
     rows = {row["policy"]: row for row in finished.results["longer"]["3/12"]["rows"]}
     assert {"sosampler, T=10", "sosampler, T=12", "uniform", "optimal"} <= set(rows)
     assert rows["sosampler, T=12"]["num_candidates"] == 12
 
 
+@pytest.mark.slow
 def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[str], ModuleType]) -> None:
     text = "\n".join(scripts("tables.systems_table").sections(finished.results))
     uniform = next(
@@ -214,6 +219,7 @@ def best_dial(finished: Measurement) -> str:
     return f"setting {line['dial']}"
 
 
+@pytest.mark.slow
 def test_another_bank_to_choose_on(
     data: Path, scripts: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +243,7 @@ def test_another_bank_to_choose_on(
     assert results["dev"]["num_videos"] == 5
 
 
+@pytest.mark.slow
 def test_systems_with_networks_of_their_own(data: Path, scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
     networks = data / "networks"
     classes = so.Bank(data / "bank").classes
@@ -264,6 +271,7 @@ def test_systems_with_networks_of_their_own(data: Path, scripts: Callable[[str],
     assert not any(name.startswith("adafuse") for name in trained)
 
 
+@pytest.mark.slow
 def test_another_measurement_is_not_mixed_in(finished: Measurement) -> None:
     with pytest.raises(SystemExit, match="give another --out"):
         finished.run("--trial-epochs", "3")
@@ -313,6 +321,7 @@ def test_training_for_more_candidates_keeps_the_frames_of_a_step(scripts: Callab
     assert other["lr"] == pytest.approx(0.005 * 9 / 64)  # SGD's goes with the batch
 
 
+@pytest.mark.slow
 def test_trainers_tell_failures_and_deaths(scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
     train_many = scripts("accuracy.train_many")
     refused = {"bank": str(tmp_path / "none"), "out": str(tmp_path / "run")}

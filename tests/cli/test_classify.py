@@ -137,6 +137,7 @@ def test_rows_in_a_file(cli: Cli, videos: Path, sampler: Path, tmp_path: Path, s
     assert ran.json == {
         "num_videos": 3,
         "num_failed": 0,
+        "num_with_notes": 0,
         "out": str(out),
         "num_written": 3,
         "num_done_before": 0,

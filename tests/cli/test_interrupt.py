@@ -93,6 +93,7 @@ def interrupt(started: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_in_the_middle_and_again(bank: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "run" / "log.jsonl"
     with training(bank, out) as started:

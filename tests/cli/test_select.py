@@ -162,7 +162,7 @@ def test_scores_are_those_of_the_chosen_candidates(cli: Callable[..., Ran], clip
         ("-n 3 --candidates snap --snap-tolerance 0.1", [15, 45, 75]),
         ("--fps 1", [0, 30, 60]),
         ("--start 1 --end 2 -n 2", [37, 52]),
-        ("-n 5 --candidates keyframe --on-short repeat", [0, 0, 30, 60, 60]),
+        ("-n 5 --candidates keyframe --on-short repeat", [0, 30, 45, 60, 81]),
         ("-n 5 --candidates keyframe --on-short fewer", [0, 30, 60]),
     ],
 )
@@ -406,6 +406,7 @@ def test_the_file_holds_the_selections(cli: Callable[..., Ran], tree: Path, suff
     assert ran.json == {
         "num_videos": 3,
         "num_failed": 0,
+        "num_with_notes": 0,
         "out": str(out),
         "num_written": 3,
         "num_done_before": 0,
@@ -713,3 +714,15 @@ def test_other_commands_end_with_a_sentence_too(words: list[str], command: Calla
     assert done.code == 2
     assert "text.mp4" in done.err
     assert "Traceback" not in done.err
+
+
+def test_the_summary_counts_the_videos_with_notes(cli: Callable[..., Ran], tree: Path) -> None:
+    options = (tree, "-n", 4, "--candidates", "keyframe", "--out", tree.parent / "x.jsonl")
+    ran = cli(*options)
+    assert ran.code == 0
+    assert "3 of 3 videos have notes, such as: 1 keyframe for 4 candidates; the others are exact" in ran.err
+    rows = [json.loads(line) for line in (tree.parent / "x.jsonl").read_text().splitlines()]
+    assert all(len(set(row["frame_indices"])) == 4 for row in rows)
+    assert cli(*options, "--overwrite", "--seed", 1, "--json").json["num_with_notes"] == 3
+    quiet = cli(tree, "-n", 4, "--out", tree.parent / "y.jsonl")
+    assert "notes" not in quiet.err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import shutil
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 
 import sosampler as so
 from sosampler.policies import registry
+from sosampler.video import http_ranges
+from tests import web_server
 from tests.conftest import unavailable
 from tests.doc_blocks import LANGUAGES, ROOT, TINY, Block, blocks_of, check, commands_of, pages, run_page
 from tests.doc_world import make_world
@@ -21,6 +25,7 @@ from tests.doc_world import make_world
 # Number of blocks that a test cannot run; the reason is above each block.
 ONLY_CHECKED = {
     "README.md": 2,
+    "docs/addresses.md": 1,
     "docs/add_policy.md": 1,
     "docs/assistant.md": 1,
     "docs/baselines.md": 4,
@@ -32,9 +37,12 @@ ONLY_CHECKED = {
     "docs/sampler.md": 1,
     "docs/scale.md": 1,
     "docs/video_benchmarks.md": 1,
+    "docs/watch.md": 1,
 }
 # Run by the tests of the integrations, which make small transformers models for them.
 RUN_WITH_TRANSFORMERS = ("docs/integrations.md", "docs/video_llm.md")
+# These train.
+SLOW = ("docs/baselines.md", "docs/classifiers.md", "docs/sampler.md")
 # Python code that would take a test too long.
 _SMALLER = {
     r'so\.train\(("?\w+"?), (.*?)weights="mobilenet_v2\.safetensors"': (
@@ -85,15 +93,39 @@ def given(page: str) -> dict[str, Any]:
     return {"module": Net()}
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in pages()
+        if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)
+    ],
+)
 def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:  # policies that a page registers are not for other tests
         patched.setattr(registry, "_POLICIES", dict(registry._POLICIES))
         if page == "docs/assistant.md":
             _pass_the_path_on(patched)
+        if page in ("README.md", "docs/addresses.md"):
+            _serve_the_folder(patched)
         names = run_page(page, given(page), smaller)
     if page in _AFTER:
         _AFTER[page](names)
+
+
+def _serve_the_folder(patched: pytest.MonkeyPatch) -> None:
+    """Let https://example.org be a server that has the files of the current folder; it ends with the tests."""
+    server = web_server.WebServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.add("/match.mp4", Path("match.mp4").read_bytes())
+
+    def connect(_: Any, target: Any) -> http.client.HTTPConnection:
+        assert target.geturl().startswith("https://example.org/")
+        connection = http.client.HTTPConnection(*server.server_address[:2])
+        connection.connect()
+        return connection
+
+    patched.setattr(http_ranges.HttpRanges, "_connect", connect)
 
 
 def _pass_the_path_on(patched: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import sosampler as so
 from sosampler.datasets.segments import read_segments
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.registry import describe_policies
-from tests.doc_blocks import ROOT, blocks_of
+from tests.doc_blocks import ROOT, blocks_of, commands_of
 
 
 def test_the_json_of_the_documents_has_the_right_keys(clip: Path) -> None:
@@ -39,9 +40,32 @@ def test_select_documents_every_option() -> None:
         assert re.search(rf"^\s+(\w+, )?{field}(, \w+)?: ", so.select.__doc__, flags=re.MULTILINE), field
 
 
+def test_the_dockerfile_is_the_light_install() -> None:
+    """No engine builds it here: its steps are those of the documents, and what it copies is there."""
+    steps: dict[str, list[str]] = {}
+    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            word, rest = line.split(" ", 1)
+            steps.setdefault(word, []).append(rest)
+    assert list(steps) == ["FROM", "ENV", "WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT", "CMD"]
+    (install,) = steps["RUN"]
+    light = next(block for block in blocks_of("README.md", "bash") if "pip install" in block.code)
+    assert commands_of(light) == [install.split(" && ")[0].split()]
+    python = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version = re.fullmatch(r"python:(3\.\d+)-slim", steps["FROM"][0])
+    assert version is not None
+    assert float(version[1][2:]) >= float(python["requires-python"].removeprefix(">=3."))
+    copied = [word for step in steps["COPY"] for word in step.split()[:-1]]
+    assert all((ROOT / name).exists() for name in copied)
+    # What building the package reads.
+    assert set(copied) >= {"pyproject.toml", python["readme"], *python["license-files"], "src"}
+    assert json.loads(steps["ENTRYPOINT"][0])[0] in python["scripts"]
+    assert f"--uid {steps['USER'][0]} " in install
+
+
 CALLED_FIRST = """
-    select open_video Pipeline create_classifier wrap_classifier train_classifier prepare write_frames make_reels train
-    load_sampler evaluate list_policies list_classifiers list_samplers list_recipes read_recipe
+    select watch open_video Pipeline create_classifier wrap_classifier train_classifier prepare write_frames make_reels
+    train load_sampler evaluate list_policies list_classifiers list_samplers list_recipes read_recipe
 """
 
 
@@ -69,6 +93,7 @@ def test_published_ratios_are_those_of_the_times() -> None:
             assert row["met"] in (None, True)
 
 
+@pytest.mark.slow
 def test_classifier_table_is_what_is_counted() -> None:
     pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location(

@@ -246,7 +246,7 @@ def test_rounding_is_no_gain() -> None:
     cells = [Cell(policy, 2, 2) for policy in ("uniform", "semi-optimal", "mine")]
     tallies = {cell: Tally(probs, np.zeros((4, 2), dtype=np.int64)) for cell in cells}
     measuring = Measuring(tallies, labels, "top1", Rounded(labels, 0, 0, torch.device("cpu")))
-    rows = [measuring.row(cell, Spent(2, 2, 0.0, None), against=2) for cell in cells]
+    rows = [measuring.row(cell, Spent(2, 2, 0.0, None), None, against=2) for cell in cells]
     for row in rows:
         assert row.recovered is None
         assert row.versus_uniform == {"num_frames": 2, "metric": "top1", "difference": 0.0, "ci95": None}

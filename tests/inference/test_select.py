@@ -29,7 +29,7 @@ def decoder(request: pytest.FixtureRequest) -> str:
 
 class TestPolicies:
     @pytest.mark.parametrize("policy", so.list_policies())
-    @pytest.mark.parametrize("candidates", [None, "exact", "keyframe", "snap"])
+    @pytest.mark.parametrize("candidates", [None, "exact", "keyframe", "snap", "auto"])
     def test_the_frames_are_those_that_the_numbers_say(self, policy: str, candidates: str | None, decoder: str) -> None:
         if policy == "keyframe" and candidates not in (None, "keyframe"):
             pytest.skip("policy keyframe has one candidate mode")
@@ -190,8 +190,8 @@ class TestShortVideos:
         assert numbers(so.select(BY_NAME["one_frame"].data, num_frames=1, policy="uniform")) == [0]
 
     def test_too_few_keyframes(self, clip: Path) -> None:
-        repeated = so.select(clip, num_frames=6, candidates="keyframe", policy="uniform")
-        assert repeated.frame_indices.tolist() == [0, 0, 30, 30, 60, 60]
+        filled = so.select(clip, num_frames=6, candidates="keyframe", policy="uniform")
+        assert filled.frame_indices.tolist() == [0, 22, 30, 52, 60, 82]
         fewer = so.select(clip, num_frames=6, candidates="keyframe", on_short="fewer", policy="uniform")
         assert fewer.frame_indices.tolist() == [0, 30, 60]
         assert "3 keyframes for 6 candidates" in fewer.notes[0]
@@ -300,7 +300,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "seed=-1"),
     ({"threads": 0}, "threads=0"),
     ({"snap_tolerance": -0.1, "candidates": "snap"}, r"snap_tolerance=-0\.1"),
-    ({"candidates": "keyframe", "start": 0.1, "end": 0.5}, "no keyframe lies between start and end"),
+    ({"candidates": "keyframe", "start": 0.1, "end": 0.5, "on_short": "fewer"}, "has no keyframe among the frames"),
 ]
 
 

@@ -116,11 +116,14 @@ class TestChoice:
         place = [plain.frame_indices.tolist().index(index) for index in sel.frame_indices]
         np.testing.assert_array_equal(sel.frames, plain.frames[place])
 
-    def test_frames_that_serve_are_decoded_once(self, clip: Path) -> None:
-        for size, seen in [(None, [128, 192]), (64, [64, 96]), (32, [32, 48]), (16, [128, 192])]:
+    def test_it_sees_the_same_for_every_size(self, clip: Path) -> None:
+        for size in (None, 64, 16, (40, 90)):
             bright = Brightness()
             so.select(clip, 2, num_candidates=5, policy=bright, size=size)
-            assert bright.shapes == [[1, 5, 3, *seen]]
+            assert bright.shapes == [[1, 5, 3, 128, 192]]  # not enlarged
+        large = Brightness()
+        so.select(numbered_video(num_frames=10, width=640, height=480), 2, num_candidates=5, policy=large)
+        assert large.shapes == [[1, 5, 3, 256, 341]]
 
     def test_too_much_memory_is_avoided_by_a_second_pass(
         self, sampler: SOSampler, clip: Path, monkeypatch: pytest.MonkeyPatch

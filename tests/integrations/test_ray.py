@@ -34,7 +34,7 @@ from sosampler.integrations.ray.rows import NetworkStep, classify_on_ray, select
 from sosampler.policies.base import Batch, Policy
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
-from tests import ray_steps
+from tests import ray_steps, web_server
 
 STORE = 200 * 1024 * 1024
 ONE_OF_EACH = RaySettings(decoders=1, networks=1, batch_size=4)
@@ -208,6 +208,21 @@ def test_interrupted_and_run_again(machine: None, tmp_path: Path) -> None:
     done = select_on_ray(videos, tmp_path / "rows", SelectOptions(num_frames=2, policy="uniform"))
     assert (done.num_before, done.num_rows, len(done.failures)) == (kept, 8, 1)
     assert len(table(tmp_path / "rows")) == 8
+
+
+@pytest.mark.slow
+def test_addresses_and_what_they_cost(machine: None, tmp_path: Path) -> None:
+    counted: list[dict[str, Any]] = []
+    with web_server.serving() as server:
+        good = [server.add(f"/{number}.mp4", numbered_video(num_frames=12)) for number in range(2)]
+        bad = server.add("/bad.mp4", answer=web_server.status(403))
+        videos = [each.replace("://", "://me:s3cret@") + "?key=s3cret" for each in (*good, bad)]
+        options = SelectOptions(num_frames=2, policy="uniform", schemes=("http",), limits=so.Limits(retries=0))
+        done = select_on_ray(videos, tmp_path / "rows", options, settings=ONE_OF_EACH, on_result=counted.append)
+    assert set(table(tmp_path / "rows")) == set(good)
+    assert [failure["video"] for failure in done.failures] == [bad]
+    assert sum(row["transfer"]["bytes_read"] for row in counted if "error" not in row) > 0
+    assert not any(b"s3cret" in data for data in contents(tmp_path / "rows").values())
 
 
 # ---- a bank

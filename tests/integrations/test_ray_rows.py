@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,13 @@ import sosampler as so
 from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference import rows as parts_module
+from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import SELECTION_COLUMNS, Column, Journal, write_parquet, writing_parts
+from sosampler.integrations.ray import rows as ray_rows
 from sosampler.integrations.ray.cluster import RaySettings, pool_sizes
 from sosampler.video.discover import listed_videos
 from sosampler.video.synthetic import numbered_video
+from tests import web_server
 
 COLUMNS = {"video": SELECTION_COLUMNS["video"], "number": Column("int", lambda row: row["number"])}
 ABOUT = {"what": "numbers", "options": {"seed": 0}}
@@ -221,6 +227,28 @@ def test_a_list_on_one_machine(clip: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 # ---- how wide
+
+
+def test_addresses_are_known_by_what_is_shown_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker does is done here; nothing of a cluster is needed."""
+
+    def execute(rows: list[dict[str, Any]], decode: Any, *_: Any, **__: Any) -> Iterator[Any]:
+        work = ray_rows.serve((pickle.dumps(decode.arguments[0]), True))
+        for row in rows:
+            yield ray_rows._table([row["video"]], [work(row["video"].decode())])
+
+    monkeypatch.setattr(ray_rows, "execute", execute)
+    monkeypatch.setattr(ray_rows, "connected", lambda _: nullcontext())
+    with web_server.serving() as server:
+        good, bad = server.add("/a.mp4", numbered_video(num_frames=12)), f"{server.url}/none.mp4"
+        options = SelectOptions(num_frames=2, policy="uniform", schemes=("http",))
+        for signature in ("1", "2"):
+            videos = [each.replace("://", "://me:s3cret@") + f"?key=s3cret{signature}" for each in (good, bad)]
+            done = ray_rows.select_on_ray(videos, tmp_path / "rows", options)
+            assert [failure["video"] for failure in done.failures] == [bad]
+            assert "s3cret" not in str(done)
+        assert done.num_before == 1
+    assert pq.read_table(tmp_path / "rows").column("video").to_pylist() == [good]
 
 
 def test_pools_fit_into_the_cluster() -> None:

@@ -22,8 +22,8 @@ import sosampler as so
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Choice, choose_one
 from sosampler.policies.learned import CHOICE, FOLDER, GENERAL_SIZE, general_sampler
-from sosampler.policies.registry import get_policy
-from sosampler.policies.visual import typical_order, typicality, unrest
+from sosampler.policies.registry import METHOD_NAMES, get_policy
+from sosampler.policies.visual import blends, typical_order, typicality, unrest
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from sosampler.video.synthetic import numbered_video
 
@@ -95,7 +95,7 @@ class TestTheFile:
         )
         page = (ROOT / "docs" / "general.md").read_text(encoding="utf-8")
         assert {name: table in page for name, table in tables.items()} == dict.fromkeys(tables, True)
-        assert set(tables) == {"films", "stills", "reels", "golf"}
+        assert set(tables) == {"overview", "films", "stills", "single", "streams", "talks", "reels", "golf"}
 
 
 class TestWhatItSays:
@@ -272,36 +272,189 @@ class TestSelect:
     count=st.integers(1, 12),
     dimensions=st.integers(1, 5),
     seed=st.integers(0, 999),
-    weights=st.tuples(*(st.sampled_from([0.0, 0.5, 2.0]) for _ in range(3))),
+    weights=st.tuples(*(st.sampled_from([0.0, 0.5, 2.0]) for _ in range(4))),
+    uneven=st.booleans(),
 )
-def test_greedy_by_hand(count: int, dimensions: int, seed: int, weights: tuple[float, float, float]) -> None:
+def test_greedy_by_hand(
+    count: int, dimensions: int, seed: int, weights: tuple[float, float, float, float], uneven: bool
+) -> None:
     draw = np.random.default_rng(seed)
     marks, features = draw.random(count), draw.normal(size=(count, dimensions))
-    clearness, movement, redundancy = weights
+    times = np.cumsum(draw.random(count)) if uneven else None
+    clearness, movement, redundancy, coverage = weights
     order, value = typical_order(
-        marks, features, count, clearness=clearness, movement=movement, redundancy=redundancy, alike=0.6, sharpness=2
+        marks,
+        features,
+        count,
+        times=times,
+        clearness=clearness,
+        clear=0.8,
+        movement=movement,
+        redundancy=redundancy,
+        alike=0.6,
+        sharpness=2,
+        coverage=coverage,
+        reach=0.2,
+        still=0.01,
     )
     unit = [row / np.sqrt((row**2).sum()) for row in features]
-    like = [[max(0.0, float(a @ b)) for b in unit] for a in unit]
+    like = [[min(1.0, max(0.0, float(a @ b))) for b in unit] for a in unit]
+    at = list(range(count)) if times is None else times.tolist()
+    span = (at[-1] - at[0]) * count / (count - 1) if count > 1 else 1.0
     for t in range(count):
         others = [s for s in range(count) if s != t]
         mass = sum(marks[s] for s in others)
         typical = sum(marks[s] * like[t][s] ** 2 for s in others) / mass if mass > 1e-3 else 0.0
-        near = [s for s in (t - 1, t + 1) if 0 <= s < count]
-        moved = min(sum(1 - like[t][s] for s in near) / max(1, len(near)), 0.1) if near else 0.0
+        near = [1 - like[t][s] for s in (t - 1, t + 1) if 0 <= s < count]
+        moved = min(0.75 * max(near) + 0.25 * min(near), 0.1) if near else 0.0
         moved *= min(1.0, 2 * marks[t])
-        expected = clearness * np.log(max(marks[t], 1e-3)) + typical + movement * moved
+        expected = clearness * np.log(min(1, max(marks[t] / 0.8, 1e-3))) + typical + movement * moved
         assert value[t] == pytest.approx(expected, abs=1e-9)
     assert sorted(order.tolist()) == list(range(count))
+
+    def covers(s: int, t: int) -> float:
+        in_time = max(0.0, 1 - abs(at[s] - at[t]) / span / 0.2) if like[s][t] >= 0.6 else 0.0
+        return max(in_time, 1 - (1 - like[s][t]) / 0.01)
+
+    def covered(chosen: list[int]) -> float:
+        shown = [max([covers(s, t) for s in chosen], default=0.0) for t in range(count)]
+        return sum(min(1, marks[t] / 0.8) * max(0.0, shown[t]) for t in range(count)) / (count * 0.2)
+
     chosen: list[int] = []
-    for pick in order.tolist():
+    for step, pick in enumerate(order.tolist()):
         worth = {
-            t: value[t] - redundancy * max([np.clip((like[t][s] - 0.6) / 0.4, 0, 1) ** 2 for s in chosen], default=0.0)
+            t: value[t]
+            - redundancy * max([np.clip((like[t][s] - 0.6) / 0.4, 0, 1) ** 2 for s in chosen], default=0.0)
+            + coverage * min(1, step / 8) * (covered([*chosen, t]) - covered(chosen))
             for t in range(count)
             if t not in chosen
         }
         assert worth[pick] == pytest.approx(max(worth.values()), abs=1e-9)
         chosen.append(pick)
+
+
+class TestInTime:
+    @pytest.mark.parametrize("num_candidates", [32, 64, 128])
+    def test_a_steady_shot_is_spread_whatever_t_is(self, num_candidates: int) -> None:
+        """A slow turn of the features: eight choices lie apart, and no part of the video is left out."""
+        turn = np.linspace(0, 1.2, num_candidates)
+        features = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        order, _ = typical_order(np.full(num_candidates, 0.9), features, 8, **CHOICE)
+        places = (np.sort(order) + 0.5) / num_candidates
+        assert np.diff(places).min() > 1 / 17
+        assert np.diff(np.concatenate([[0], places, [1]])).max() < 0.21
+
+    def test_seconds_count_where_candidates_lie_unevenly(self) -> None:
+        """Half of the candidates lie in the first tenth of the video: most choices lie behind it."""
+        turn = np.linspace(0, 1.2, 32)
+        features = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        times = np.concatenate([np.linspace(0, 1, 16), np.linspace(1.5, 10, 16)])
+        settings = CHOICE | {"movement": 0.0}
+        uneven, even = (
+            np.sort(typical_order(np.ones(32), features, 8, times=at, **settings)[0]) for at in (times, None)
+        )
+        assert (uneven < 16).sum() < (even < 16).sum()
+
+    def test_movement_is_compared_over_the_same_share_of_the_video(self) -> None:
+        turn = np.linspace(0, 1, 33)[:32]
+        similarity = [np.cos(at - at[:, None]) for at in (turn, np.repeat(turn, 2))]
+        sparse, dense = (unrest(np.ones(len(table)), table, 1.0) for table in similarity)
+        np.testing.assert_allclose(dense[2:-2], np.repeat(sparse, 2)[2:-2])
+
+
+class TestBlends:
+    def test_mixtures_are_found_and_movement_is_not(self) -> None:
+        first, second = (frame.astype(float) for frame in photographs()[:2])
+        half = (first + second) / 2
+        moved = [np.roll(first, shift, axis=1) for shift in (0, 12, 24)]
+        assert blends(np.stack([first, half, second]).astype(np.uint8))[1] > 0.9
+        assert blends(np.stack(moved).astype(np.uint8))[1] == 0
+        assert blends(np.stack([first, first, second, second]).astype(np.uint8))[1:3].tolist() == [0, 0]
+
+    def test_half_faded_frames(self) -> None:
+        """From black at the beginning, to black at the end, and through black between two shots."""
+        first, second = (frame.astype(float) for frame in photographs()[:2])
+        fading = [0.5 * first, first, first, 0.4 * first, 0 * first, 0.5 * second, second, second, 0.3 * second]
+        found = blends(np.stack(fading).astype(np.uint8))
+        assert (found[[0, 3, 5, 8]] > 0.9).all()
+        assert found[[1, 2, 6, 7]].tolist() == [0, 0, 0, 0]
+
+    def test_they_are_found_among_more_candidates_too(self) -> None:
+        first, second = (frame.astype(float) for frame in photographs()[:2])
+        slow = [first] * 30 + [first + share * (second - first) for share in (0.2, 0.4, 0.6, 0.8)] + [second] * 30
+        assert (blends(np.stack(slow).astype(np.uint8))[31:33] > 0.9).all()
+
+    def test_the_policy_leaves_them_out(self) -> None:
+        good = photographs()[:4]
+        half = [((one.astype(int) + other) // 2).astype(np.uint8) for one, other in pairwise(good)]
+        frames = [good[0], good[0], half[0], good[1], good[1], half[1], good[2], good[2], half[2], good[3], good[3]]
+        for num_frames in (4, 8):
+            assert not {2, 5, 8} & set(choose_general(np.stack(frames), num_frames).positions.tolist())
+
+
+def page(*lines: str) -> np.ndarray:
+    canvas = Image.new("RGB", (240, 180), (250, 250, 245))
+    ImageDraw.Draw(canvas).multiline_text(
+        (12, 12), "\n".join(lines), fill=(20, 20, 60), font=ImageFont.load_default(18)
+    )
+    return np.asarray(canvas)
+
+
+class TestPreferText:
+    """Four slides, of which the last lines come later, among a blank page and a photograph shown for long."""
+
+    slides = (
+        ("Seals", "live in", "cold seas"),
+        ("Rivers", "carry sand", "to the coast"),
+        ("Iron", "rusts", "in wet air"),
+        ("Bees", "dance", "to tell the way"),
+    )
+
+    def frames(self) -> np.ndarray:
+        built = [page(*lines[:count]) for lines in self.slides for count in (1, 2, 3)]
+        return np.stack([page(), *built, page()])
+
+    def test_the_full_slides_are_chosen(self) -> None:
+        choice = choose_one(get_policy("general-text"), 14, 4, self.frames())
+        assert choice.positions.tolist() == [3, 6, 9, 12]
+
+    def test_select_and_the_command_line(self, tmp_path: Path) -> None:
+        for place, frame in enumerate(self.frames()):
+            Image.fromarray(frame).save(tmp_path / f"{place:02d}.png")
+        sel = so.select(tmp_path, 4, num_candidates=14, prefer="text")
+        assert (sel.policy, sel.frame_indices.tolist()) == ("general-text", [3, 6, 9, 12])
+        named = so.select(tmp_path, 4, num_candidates=14, policy="general-text")
+        assert named.frame_indices.tolist() == sel.frame_indices.tolist()
+        command = [
+            sys.executable,
+            "-m",
+            "sosampler",
+            "select",
+            str(tmp_path),
+            "-n",
+            "4",
+            "-t",
+            "14",
+            "--prefer",
+            "text",
+        ]
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+        result = json.loads(done.stdout)
+        assert (result["policy"], result["frame_indices"]) == ("general-text", [3, 6, 9, 12])
+
+    @pytest.mark.parametrize("others", [{"policy": "uniform"}, {"decode": False}, {"query": "a slide"}])
+    def test_it_is_for_the_general_policy(self, others: dict[str, Any]) -> None:
+        with pytest.raises(InvalidArgument, match="prefer='text' is for the policy 'general'"):
+            so.select("video.mp4", prefer="text", **others)
+        with pytest.raises(InvalidArgument, match="prefer='sound' is unknown; choose one of: text"):
+            so.select("video.mp4", prefer="sound")
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("name", ["general", "general-text"])
+def test_every_method_chooses_from_its_scores(name: str, method: str) -> None:
+    frames = np.stack([*photographs(), *photographs()])
+    assert len(set(choose_one(get_policy(f"{name}+{method}"), 12, 5, frames).positions.tolist())) == 5
 
 
 def test_auto_takes_more_frames_of_a_video_that_shows_more() -> None:

@@ -133,7 +133,7 @@ def pictures(count: int, seed: int = 0) -> np.ndarray:
 class TestThoseThatLook:
     def test_which_they_are(self) -> None:
         by_change, by_content = "frame-difference difference-peaks motion-uniform", "farthest-first dpp kts thumbnail"
-        assert " ".join(LOOKING) == f"{by_change} {by_content} general"
+        assert " ".join(LOOKING) == f"{by_change} {by_content} general general-text"
         for name in LOOKING:
             assert [get_policy(name).default_candidates(n) for n in (1, 8, 20)] == [32, 32, 80]
 

@@ -131,13 +131,17 @@ def test_one_overflow_in_float16_is_no_end(few: so.Bank, tmp_path: Path, monkeyp
 def test_scores_that_are_none_are_never_best(
     bank: so.Bank, few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = train_sampler.DevSet.scores, []
+    real, calls = train_sampler.DevSet.outputs, []
 
-    def broken_at_last(dev, sampler, precision):
+    def broken(*rest):
+        outputs = real(*rest)
+        return outputs._replace(scores=outputs.scores * float("nan"))
+
+    def broken_at_last(*rest):
         calls.append(1)
-        return real(dev, sampler, precision) * (float("nan") if len(calls) == 3 else 1.0)
+        return (broken if len(calls) == 3 else real)(*rest)
 
-    monkeypatch.setattr(train_sampler.DevSet, "scores", broken_at_last)
+    monkeypatch.setattr(train_sampler.DevSet, "outputs", broken_at_last)
     said: list[str] = []
     trained = train(bank, out=tmp_path / "run", say=said.append, **SAMPLER_QUICK)
     assert trained.result["best_epoch"] < 2
@@ -145,7 +149,7 @@ def test_scores_that_are_none_are_never_best(
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert log[2]["dev_top1"] is None
 
-    monkeypatch.setattr(train_sampler.DevSet, "scores", lambda *rest: real(*rest) * float("nan"))
+    monkeypatch.setattr(train_sampler.DevSet, "outputs", broken)
     with pytest.raises(so.InvalidArgument, match="scores on dev are not finite; lower the learning rate"):
         train(few, out=tmp_path / "dev", **SAMPLER_QUICK | {"epochs": 1})
     without = make_bank(tmp_path / "bank", train=8, dev=0)

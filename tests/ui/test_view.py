@@ -114,6 +114,16 @@ def test_the_curve_is_the_policys_scores(service: Service, clip_bytes: bytes) ->
     json.dumps(shown, allow_nan=False)
 
 
+def test_diversity_is_offered_wherever_there_are_scores() -> None:
+    offered = {one["name"]: one["diversity"] for one in Controls().to_dict()["policies"]}
+    assert {name: offered[name] for name in ("general", "general-text", "uniform", "kts")} == {
+        "general": True,
+        "general-text": True,
+        "uniform": False,
+        "kts": False,
+    }
+
+
 def test_large_frames_are_shown_small_and_downloaded_as_they_are(service: Service) -> None:
     data = numbered_video(num_frames=12, width=720, height=480)
     key = upload(service, data)

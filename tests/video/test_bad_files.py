@@ -74,7 +74,7 @@ class TestUnreadable:
         refuse(clip_bytes[: len(clip_bytes) // 2], "an MP4 file without its index")
 
     def test_address(self) -> None:
-        refuse("https://example.org/x.mp4", "addresses are not opened")
+        refuse("https://example.org/x.mp4", "addresses are opened only where their scheme is allowed")
 
     def test_colon_in_a_name(self, tmp_path: Path, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "12:30 match.mp4").write_bytes(clip_bytes)

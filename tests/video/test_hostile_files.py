@@ -309,7 +309,7 @@ class TestClaims:
         [
             {"policy": "uniform"},
             {"policy": "keyframe"},
-            {"policy": "uniform", "candidates": "keyframe", "fps": 30.0},
+            {"policy": "uniform", "candidates": "keyframe", "fps": 30.0, "on_short": "fewer"},
             {"policy": "uniform", "candidates": "snap"},
             {"policy": "frame-difference", "candidates": "keyframe", "num_candidates": 3, "num_frames": 3},
         ],

@@ -42,6 +42,29 @@ def decode_command(
     _write(result, table(result), out, json_output)
 
 
+@app.command("select")
+def select_command(
+    clips: Clips,
+    peers: Annotated[
+        Path | None, Option(help="A Python with PySceneDetect and video-sampler, to measure these too.")
+    ] = None,
+    work: Work = Path(".bench"),
+    rounds: Rounds = 3,
+    out: Out = None,
+    overwrite: shared.Replace = False,
+    json_output: shared.Json = False,
+) -> None:
+    """Choose frames, against other tools.
+
+    Kinds of candidates are timed, a bare loop that decodes the same ones, and ffmpeg's thumbnail filter.
+    """
+    _check_files(clips, out, overwrite)
+    from sosampler.bench.select import bench_select, table
+
+    result = bench_select(clips, work=work, rounds=rounds, peers=peers, say=shared.say)
+    _write(result, table(result), out, json_output)
+
+
 @app.command("pipeline")
 def pipeline_command(
     clips: Clips,

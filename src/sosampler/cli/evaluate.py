@@ -26,7 +26,8 @@ def evaluate_command(
             "difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, general; the oracles semi-optimal, "
             "semi-optimal-max, attainable, class-frames, optimal; folders of samplers, also as NAME=FOLDER; "
             "MODULE:CLASS. +mmr or +dpp behind a folder or a policy with scores avoids redundant frames; +aks, +its or "
-            "+nms spreads the choice in time; FOLDER+answer is the sampler's own answer, without the classifier. "
+            "+nms spreads the choice in time; FOLDER+answer is the sampler's own answer, without the classifier; "
+            "FOLDER+mean, FOLDER+weighted and FOLDER+fused are rows with these answers. "
             "Folders of baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
             "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
         ),
@@ -54,6 +55,8 @@ def evaluate_command(
             f"[default: {DEFAULT_TOLERANCE}]"
         ),
     ] = None,
+    auto_sure: shared.AutoSure = None,
+    answer: shared.Answer = None,
     device: shared.Device = None,
     precision: shared.Precision = None,
     csv: Annotated[Path | None, Option(help="Write the rows into this file.")] = None,

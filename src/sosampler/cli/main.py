@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from sosampler import __version__
 from sosampler._util.files import FULL
 from sosampler._util.text import escaped
-from sosampler.cli import bench, datasets, evaluate, export, mcp, prepare, reels, reproduce, select, train, ui
+from sosampler.cli import bench, datasets, evaluate, export, mcp, prepare, reels, reproduce, select, train, ui, watch
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -52,6 +52,7 @@ def _root(
 
 app.command("select")(select.select_command)
 app.command("classify")(select.classify_command)
+app.command("watch")(watch.watch_command)
 app.command("train-classifier")(train.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)

@@ -16,6 +16,7 @@ def mcp_command(
     ],
     policy: Annotated[str | None, Option(help="As in select.  [default: general]")] = None,
     sampler: shared.Sampler = None,
+    candidates: shared.Candidates = None,
     query_model: Annotated[
         str | None,
         Option(envvar="SOSAMPLER_QUERY_MODEL", help="Image-text model for queries: a folder or hub name."),
@@ -32,5 +33,5 @@ def mcp_command(
     from sosampler.integrations.mcp import VideoTools, make_server
 
     chosen = shared.policy_or_sampler(policy, sampler)
-    tools = VideoTools(folders, chosen, query_model, max_images, shared.limits_of(given))
+    tools = VideoTools(folders, chosen, query_model, max_images, shared.limits_of(given), candidates)
     make_server(tools).run()

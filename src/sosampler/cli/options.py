@@ -58,8 +58,8 @@ def num_frames_option(help_text: str) -> Any:
 Videos = Annotated[
     list[str],
     Argument(
-        help="Video files, folders of videos, folders of frame images, patterns in quotes, or a CSV, JSONL or "
-        "Parquet file with a column of paths."
+        help="Video files, folders of videos, folders of frame images, patterns in quotes, addresses (with "
+        "--allow-scheme), or a CSV, JSONL or Parquet file with a column of paths."
     ),
 ]
 Sampler = Annotated[Path | None, Option("--sampler", "-s", help="Folder of a trained sampler, which chooses frames.")]
@@ -69,7 +69,23 @@ AutoTolerance = Annotated[
     float | None,
     Option(help=f"How much accuracy -n auto may give up for fewer frames.  [default: {DEFAULT_TOLERANCE}]"),
 ]
-Candidates = Annotated[str | None, Option(help="exact, keyframe (many times faster) or snap.  [default: exact]")]
+AutoSure = Annotated[
+    float | None,
+    Option(
+        help="With -n auto and --answer fused: ask for frames until the most probable class has this probability.  "
+        "[default: what loses at most --auto-tolerance on dev]"
+    ),
+]
+Answer = Annotated[
+    str | None,
+    Option(
+        help="What is made of the classifier's answers for the chosen frames: mean, weighted or fused.  "
+        "[default: the best on dev in the sampler's training]"
+    ),
+]
+Candidates = Annotated[
+    str | None, Option(help="auto, exact, keyframe (many times faster) or snap.  [default: auto or exact, by policy]")
+]
 Grid = Annotated[str, Option(help="Where candidates lie: uniform, linspace, stratified or jitter.")]
 Start = Annotated[float | None, Option(help="First moment, in seconds of the timestamps.")]
 End = Annotated[float | None, Option(help="End, in seconds of the timestamps.")]
@@ -90,6 +106,18 @@ MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
 MaxBytes = Annotated[int | None, Option(help="Refuse to decode more bytes.  [default: 4 GiB, less for tiny files]")]
 Timeout = Annotated[float | None, Option(help=f"Seconds for one video.  [default: {TIMEOUT:g}]")]
+MaxRead = Annotated[int | None, Option(help="Refuse to read more bytes of an address.  [default: 4 GiB]")]
+Retries = Annotated[
+    int | None, Option(help=f"How often a failed request to an address is repeated.  [default: {Limits.retries}]")
+]
+Shard = Annotated[
+    str | None, Option(metavar="I/N", help="Only the I-th of N parts of the videos, by their names; from 1/N to N/N.")
+]
+Metrics = Annotated[Path | None, Option(help="Write counters here, for Prometheus' textfile collector.")]
+Schemes = Annotated[
+    list[str],
+    Option("--allow-scheme", help="Open addresses that begin so: https, http, s3, gs or hf; may be repeated."),
+]
 Out = Annotated[
     Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
@@ -123,12 +151,13 @@ def given(options: dict[str, Any], *names: str) -> dict[str, Any]:
 def select_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `select` among the options of a command, with its limits; not the policy."""
     names = {field.name for field in fields(SelectOptions)} - {"policy"}
-    return {**{name: value for name, value in options.items() if name in names}, "limits": limits_of(options)}
+    arguments = {name: value for name, value in options.items() if name in names}
+    return {**arguments, "schemes": tuple(options["schemes"]), "limits": limits_of(options)}
 
 
 def limits_of(options: dict[str, Any]) -> Any:
-    """Return the `Limits` that the options --max-* and --timeout set."""
-    return Limits(**given(options, *(field.name for field in fields(Limits))))
+    """Return the `Limits` that those of the options --max-*, --timeout and --retries set that the command has."""
+    return Limits(**given(options, *(field.name for field in fields(Limits) if field.name in options)))
 
 
 def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | None:
@@ -186,6 +215,20 @@ def _value(text: str) -> Any:
 def listed(text: str | None) -> list[str]:
     """Return the parts of an option that are separated by commas."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def shard_of(videos: Sequence[Path | str], text: str | None) -> Sequence[Path | str]:
+    """Return the videos of a part, --shard I/N; all without one."""
+    if text is None:
+        return videos
+    from sosampler.video.discover import in_shard
+
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise InvalidArgument(f"--shard {text} must be I/N with I from 1 to N, for example 2/8")
+    part = [video for video in videos if in_shard(video, int(number) - 1, int(count))]
+    say(f"shard {text}: {len(part)} of {len(videos)} videos")
+    return part
 
 
 def check_engine(engine: str, address: str | None) -> bool:
@@ -338,18 +381,27 @@ def say_failures(failures: Sequence[dict[str, Any]]) -> None:
 
 
 def run_and_report(
-    work: Callable[..., RunSummary], videos: Sequence[Path], what: str, *, json_output: bool, on_ray: bool
+    work: Callable[..., RunSummary],
+    videos: Sequence[Path | str],
+    what: str,
+    *,
+    json_output: bool,
+    on_ray: bool,
+    metrics: Path | None = None,
 ) -> NoReturn:
     """Run over all videos, print rows or a summary, and exit: with code 1 if some failed.
 
     Args:
-        work: takes the videos, `on_progress` and, unless a cluster does the work, `on_row`.
+        work: takes the videos, `on_progress`, `on_result` and, unless a cluster does the work, `on_row`.
         what: "selections" or "predictions".
         on_ray: a cluster prints progress where there is no terminal too, and no rows.
+        metrics: a file for counters.
     """
+    from sosampler.inference.counters import RunCounters
     from sosampler.inference.many import describe_row
 
     rows: list[Row] = []
+    counters = RunCounters(len(videos), metrics)
     one, started = len(videos) == 1 and not on_ray, False
 
     def on_row(row: Row) -> None:
@@ -364,8 +416,15 @@ def run_and_report(
             nonlocal started
             started = True
             show(progress)
+            if line := counters.estimate(progress.total - progress.before):
+                say(line)
 
-        done = work(videos, on_progress=on_progress, **({} if on_ray else {"on_row": on_row}))
+        try:
+            callbacks = {"on_progress": on_progress, "on_result": counters.add}
+            done = work(videos, **callbacks, **({} if on_ray else {"on_row": on_row}))
+        finally:
+            counters.write()
+    counters.write(finished=True)
     if done.num_before and not started:
         say(f"continuing: {done.num_before} of {done.num_videos} videos are done")
     if done.damaged:
@@ -374,6 +433,7 @@ def run_and_report(
         echo(rows[0], describe_row(rows[0]), json_output)
     elif json_output:
         summary: dict[str, Any] = {"num_videos": done.num_videos, "num_failed": len(done.failures)}
+        summary["num_with_notes"] = done.num_with_notes
         if done.out is None:
             summary[what] = rows
         else:  # the rows are in the file
@@ -381,6 +441,9 @@ def run_and_report(
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
         typer.echo(escaped(f"{done.num_rows} {what} written to {done.out}"), err=json_output or one)
+    if done.num_with_notes and not one and done.out is not None:
+        example = escaped(done.example_note or "")
+        say(f"{done.num_with_notes} of {done.num_videos} videos have notes, such as: {example}")
     if done.same_label is not None:
         say(f"note: all videos got the label {done.same_label!r}; if they show different things, check the classifier")
     say_failures(done.failures)

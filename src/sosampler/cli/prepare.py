@@ -43,7 +43,7 @@ def prepare_command(
     fps: Annotated[float | None, Option(help="Store frames at this rate instead.")] = None,
     size: Annotated[int, Option(help="Short side of the stored frames; never enlarged.")] = 256,
     quality: Annotated[int, Option(help="Of the JPEGs, 1 to 100.")] = 90,
-    candidates: Annotated[str, Option(help="exact, keyframe (many times faster) or snap.")] = "exact",
+    candidates: Annotated[str, Option(help="exact, keyframe (many times faster), snap or auto.")] = "exact",
     grid: shared.Grid = "uniform",
     seed: Annotated[int, Option(help="For --grid stratified.")] = 0,
     folder_fps: shared.FolderFps = None,

@@ -39,11 +39,14 @@ def select_command(
         str | None,
         Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
-            "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, a "
-            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility behind one with "
-            "scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates are "
-            "taken; query+mmr with --query]"
+            "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, "
+            "general-text, a trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility "
+            "behind one with scores spreads the choice.  [default: general; uniform with --no-decode and where all "
+            "candidates are taken; query+mmr with --query]"
         ),
+    ] = None,
+    prefer: Annotated[
+        str | None, Option(help="text: for slides and screen recordings, whose text is the content, not a title.")
     ] = None,
     sampler: shared.Sampler = None,
     query: Annotated[str | None, Option(help="A question or a concept: choose the frames that fit it.")] = None,
@@ -77,6 +80,11 @@ def select_command(
     max_duration: shared.MaxDuration = None,
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
+    max_read: shared.MaxRead = None,
+    retries: shared.Retries = None,
+    shard: shared.Shard = None,
+    metrics: shared.Metrics = None,
+    schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
@@ -120,24 +128,29 @@ def select_command(
         work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
-    paths = listed_videos(videos, leave_out=frames_folder)
-    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray)
+    paths = shared.shard_of(listed_videos(videos, leave_out=frames_folder, schemes=options.schemes), shard)
+    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray, metrics=metrics)
 
 
 # Options of `select` that do not go with one budget for all videos, which writes a folder of images.
 _NOT_WITH_TOTAL = (
     *("num_frames", "auto_min", "auto_max", "auto_tolerance", "query", "query_model"),
-    *("device", "frames_folder", "sheet", "address"),
+    *("device", "frames_folder", "sheet", "address", "shard", "metrics"),
 )
 
 
 def _select_total(given: dict[str, Any], policy: Any) -> NoReturn:
     """Run `select --total` and exit: with code 1 if some videos failed."""
-    defaults = {"on_short": SelectOptions.on_short, "decode": True, "engine": "local"}
+    defaults = {"on_short": SelectOptions.on_short, "decode": True, "engine": "local", "schemes": SelectOptions.schemes}
     wrong = list(shared.given(given, *_NOT_WITH_TOTAL))
     wrong += [name for name, value in defaults.items() if given[name] != value]
     if wrong:
-        flags = {"frames_folder": "--save-frames", "sheet": "--contact-sheet", "decode": "--no-decode"}
+        flags = {
+            "frames_folder": "--save-frames",
+            "sheet": "--contact-sheet",
+            "decode": "--no-decode",
+            "schemes": "--allow-scheme",
+        }
         name = flags.get(wrong[0], f"--{wrong[0].replace('_', '-')}")
         raise InvalidArgument(f"{name} does not go with --total, one budget for all videos; leave one of them out")
     if given["out"] is None:
@@ -180,6 +193,8 @@ def classify_command(
     auto_min: shared.AutoMin = None,
     auto_max: shared.AutoMax = None,
     auto_tolerance: shared.AutoTolerance = None,
+    auto_sure: shared.AutoSure = None,
+    answer: shared.Answer = None,
     num_candidates: Annotated[int, Option("-t", "--num-candidates", help="Frames to choose from.")] = 10,
     top: Annotated[int, Option(help="How many classes to list.")] = 5,
     candidates: shared.Candidates = None,
@@ -205,6 +220,11 @@ def classify_command(
     max_duration: shared.MaxDuration = None,
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
+    max_read: shared.MaxRead = None,
+    retries: shared.Retries = None,
+    shard: shared.Shard = None,
+    metrics: shared.Metrics = None,
+    schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     out: shared.Out = None,
     overwrite: shared.Replace = False,
     json_output: shared.Json = False,
@@ -222,7 +242,7 @@ def classify_command(
 
     checked: Any = shared.check_ray_out if on_ray else check_out
     target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
-    paths = listed_videos(videos)
+    paths = shared.shard_of(listed_videos(videos, schemes=arguments["schemes"]), shard)
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
 
@@ -235,6 +255,8 @@ def classify_command(
         precision=precision,
         top=top,
         workers=workers,
+        answer=answer,
+        auto_sure=auto_sure,
         **arguments,
     )
     work: Any
@@ -250,4 +272,4 @@ def classify_command(
         from sosampler.inference.many import classify_videos
 
         work = partial(classify_videos, pipeline, out=target, overwrite=overwrite)
-    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray)
+    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray, metrics=metrics)

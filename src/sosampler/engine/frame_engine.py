@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sosampler._util.hardware import bfloat16_crashes, check_device, cpu_is_fast_in_bfloat16, keep_memory
-from sosampler._util.validation import check_int, one_of
+from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, check_finite, check_positions
 from sosampler.engine.backends import RuntimeFeatures, check_pooled, int8_classifier, openvino_classifier
 from sosampler.engine.networks import TorchClassifier, TorchFeatures, can_be_fused, channels_first, copy_heads
@@ -32,13 +32,16 @@ class EngineResult(NamedTuple):
 
     chosen: Tensor  # [B, N] int64, indices of candidates in time order
     scores: Tensor  # [B, T] float32, of the sampler
-    probabilities: Tensor | None  # [B, C] float32, of the classifier; None without one
+    probabilities: Tensor | None  # [B, C] float32, of the classifier; None without one, and where it answers by frames
+    frame_probabilities: Tensor | None = None  # [B, N, C] float32, of each chosen frame alone, with `by_frames`
+    class_logits: Tensor | None = None  # [B, T, C] float32, of the sampler's class head, with `by_frames`
 
     def check(self, name: str = "the classifier") -> EngineResult:
         """Return itself, or raise an error if a network returned NaN; waits for the device."""
         check_scores(self.scores)
-        if self.probabilities is not None:
-            check_finite(self.probabilities, name)
+        for probabilities in (self.probabilities, self.frame_probabilities):
+            if probabilities is not None:
+                check_finite(probabilities, name)
         return self
 
 
@@ -62,6 +65,8 @@ class FrameEngine:
             so where torch may not use TF32.
         backend: "torch"; "openvino", on the CPU; "onnxruntime", on the CPU for the sampler (the classifier in torch).
         compiled: on a GPU one of `MODES`; None takes "graphs".
+        by_frames: give the classifier's answers for the chosen frames one by one, and those of an `SOSampler`'s class
+            head, instead of one answer.
 
     Frames are uint8, [B, T, H, W, 3] as they are decoded or [B, T, 3, H, W], numpy or torch.
     """
@@ -77,7 +82,9 @@ class FrameEngine:
         sampler_precision: str | None = None,
         backend: str = "torch",
         compiled: str | None = None,
+        by_frames: bool = False,
     ) -> None:
+        self.by_frames = check_bool("by_frames", by_frames)
         self.num_frames = check_int("num_frames", num_frames)
         self.backend = one_of("backend", backend, BACKENDS)
         if not hasattr(sampler, "score"):
@@ -164,18 +171,28 @@ class FrameEngine:
 
     def _compute(self, frames: Tensor, positions: Tensor | None = None) -> Outputs:
         """Run everything without waiting for the device."""
-        scores = self._scores(frames)
+        scores, class_logits = self._look(frames)
         chosen = top_n(scores, self.num_frames)
         if self.classifier is None:
             return chosen, scores, None
         positions = None if positions is None else positions.to(chosen.device).gather(1, chosen)
-        return chosen, scores, self._probabilities(_gather_frames(frames, chosen), positions)
+        gathered = _gather_frames(frames, chosen)
+        if not self.by_frames:
+            return chosen, scores, self._probabilities(gathered, positions)
+        singly = gathered.flatten(0, 1)[:, None]  # [B * N, 1, 3, H, W]
+        positions = None if positions is None else positions.flatten()[:, None]
+        return chosen, scores, None, self._probabilities(singly, positions).unflatten(0, chosen.shape), class_logits
 
     def _scores(self, frames: Tensor) -> Tensor:
+        return self._look(frames)[0]
+
+    def _look(self, frames: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the sampler's scores [B, T] and class logits [B, T, C], where it has them."""
         if self._features is None or self._heads is None:
-            return self.sampler.score(frames).to(self.device)
+            return self.sampler.score(frames).to(self.device), None
         features = self._features(frames.flatten(0, 1), frames.shape[1])  # [B * T, D]
-        return self._heads.apply_heads(features.unflatten(0, frames.shape[:2])).scores.float()
+        output = self._heads.apply_heads(features.unflatten(0, frames.shape[:2]))
+        return output.scores.float(), None if output.class_logits is None else output.class_logits.float()
 
     def _probabilities(self, frames: Tensor, positions: Tensor | None) -> Tensor:
         if self._fast_classifier is not None:

@@ -114,6 +114,10 @@ class TeacherBatch:
         belief = belief.log_softmax(-1)  # probabilities of independent classes need not sum to 1
         return np.asarray((self.clips.frame_log_probs(self) + belief[:, None]).logsumexp(-1).cpu())
 
+    def frame_logits(self) -> NDArray[np.float64]:
+        """Return the teacher's logits for each frame alone [B, T, C]."""
+        return np.asarray(self.clips.frame_logits(self).cpu())
+
     def frame_features(self) -> NDArray[np.float32]:
         """Return what the teacher pools, or else its probabilities, [B, T, D]."""
         return np.asarray((self.frame_probs if self.features is None else self.features).cpu())
@@ -225,6 +229,10 @@ class Clips(ABC):
         alone = torch.arange(batch.num_candidates, device=batch.mask.device)[None, :, None]
         return self.log_probs(batch, alone.expand(len(batch), -1, 1))
 
+    def frame_logits(self, batch: TeacherBatch) -> Tensor:
+        """Return the logits of each frame as a clip of one, float64 [B, T, C], where clips are pooled from features."""
+        raise NotImplementedError
+
     def log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Return the log confidence in the labels of the clips at positions [B, K, n], [B, K]."""
         width = 1 if batch.features is None else batch.features.shape[2]
@@ -254,6 +262,9 @@ class MeanClips(Clips):
     def _logits(self, features: Tensor) -> Tensor:
         """[..., N, D] -> [..., C]"""
         return features.mean(-2)
+
+    def frame_logits(self, batch: TeacherBatch) -> Tensor:
+        return self._logits(_features(batch)[:, :, None]).double()
 
     def _pool(self, features: Tensor) -> Tensor:
         """[B, N, D] -> probabilities [B, C]"""

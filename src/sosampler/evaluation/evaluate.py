@@ -50,14 +50,17 @@ from sosampler.evaluation.result import (
     Resamples,
     Spent,
     Tally,
+    calibration_error,
     confidences,
     multi_hot,
     shared_share,
 )
 from sosampler.policies.auto import AUTO, Auto
-from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
-from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer
+from sosampler.policies.base import AnswerSource, Batch, Policy, choose, count_frames, scores_of
+from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer, with_answer
+from sosampler.samplers.answer import frames_to_ask
 from sosampler.samplers.recipe import title_of
+from sosampler.samplers.registry import FUSED, MEAN, WEIGHTED
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
@@ -93,6 +96,8 @@ def evaluate(
     auto_min: int | None = None,
     auto_max: int | None = None,
     auto_tolerance: float | Sequence[float] | None = None,
+    auto_sure: float | None = None,
+    answer: str | None = None,
     on_progress: OnProgress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
@@ -107,8 +112,9 @@ def evaluate(
             same ways; "FOLDER@VALUE" sets the threshold of a baseline, "FOLDER@all" gives a row for each of its
             values, "FOLDER@uniform" (or "FOLDER@uniform@N") rows of its own layers on N evenly spread frames instead of
             its search. What `train` returns stands for the sampler or the baseline in it. "FOLDER+answer" is the answer
-            of the sampler's own class head, without the classifier. "class-frames" is for banks that know which frames
-            show the class, as those of reels do.
+            of the sampler's own class head, without the classifier; "FOLDER+mean", "FOLDER+weighted" and "FOLDER+fused"
+            say how the classifier's answers for the chosen frames become one. "class-frames" is for banks that know
+            which frames show the class, as those of reels do.
         num_frames, num_candidates: N and T; all combinations of what is given. A baseline decides how many frames it
             needs, so it has one row for each T. "auto" or an `Auto` among the N gives each sampler rows NAME+auto, for
             which it decides on N video by video.
@@ -127,6 +133,9 @@ def evaluate(
         beam_width: of the search for the optimal policy of classifiers that must be run on every clip.
         auto_min, auto_max, auto_tolerance: of num_frames="auto", as in `select`; several tolerances give a row each,
             NAME+auto@TOLERANCE.
+        auto_sure: of num_frames="auto" with answer "fused": the belief at which no further frame is asked for.
+        answer: "mean", "weighted" or "fused", of all samplers whose name does not say it; None takes the one that was
+            best on dev in each sampler's training, where the classifier has answers for single frames.
         on_progress: called after each video whose frames were read; default: a progress bar.
         say: called with each note about the numbers; all are in `notes`.
 
@@ -169,9 +178,11 @@ def evaluate(
     _check_lengths(videos, [count for _, count in all_pairs], note)
     chosen_policies, baselines = Resolver(device, where, precision).resolve(policies)
     _check_policies(chosen_policies, part, teacher, note)
+    asked = AnswerSource(not clips.needs_frames, part.classes, teacher.multi_label, str(teacher.about["name"]))
+    chosen_policies = [with_answer(policy, answer, asked, note) for policy in chosen_policies]
     if any(isinstance(_scorer(policy), ClassFrames) for policy in chosen_policies):
         videos.shows_class = _class_frames(part, positions)
-    autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance)
+    autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance, auto_sure)
     plan = Plan(all_pairs, chosen_policies, auto_entries(chosen_policies, autos, all_pairs), clips, note)
     note_differences(baselines, teacher, plan.candidates, note)
     price = gmacs_of_clips(clips, network, teacher) if chosen_policies else None
@@ -201,7 +212,10 @@ def evaluate(
     measuring = Measuring(tallies, labels, metric, resamples)
     spent_by = {cell: _spent(cell, entry.policy, price, run.counts(cell)) for cell, entry in plan.shown}
     spent_by |= {cell: spent for cell, (_, spent) in of_baselines.items()}
-    rows = [measuring.row(cell, spent, against=plan.against(cell)) for cell, spent in spent_by.items()]
+    answers = {cell: entry.policy.answer for cell, entry in plan.shown}
+    rows = [
+        measuring.row(cell, spent, answers.get(cell), against=plan.against(cell)) for cell, spent in spent_by.items()
+    ]
     rows.sort(key=lambda row: plan.candidates.index(row.num_candidates))  # baselines follow the policies of their T
     numbers = [AUTO if frames is None else frames for frames, _ in all_pairs]
     facts = {
@@ -401,8 +415,11 @@ class Measuring:
             self._measured[cell] = {"top1": resamples.top1(probs), "mAP": resamples.mean_average_precision(probs)}
         return self._measured[cell]
 
-    def row(self, cell: Cell, spent: Spent, *, against: int | None) -> EvaluationRow:
-        """Return the row of a cell; `against`: N of the uniform and semi-optimal choices that it is compared with."""
+    def row(self, cell: Cell, spent: Spent, answer: str | None, *, against: int | None) -> EvaluationRow:
+        """Return the row of a cell with its kind of `answer`.
+
+        `against`: N of the uniform and semi-optimal choices that it is compared with.
+        """
         tally, measured = self._tallies[cell], self._of(cell)
         gmacs = None
         if spent.sampler_gmacs is not None and spent.classifier_gmacs is not None:
@@ -428,6 +445,8 @@ class Measuring:
             seconds=round(tally.seconds, 4),
             gap=gap,
             method=" and ".join(sorted(tally.methods)) or None,
+            answer=answer,
+            ece=calibration_error(tally.probs, self._labels),
         )
 
     def _other(self, cell: Cell, policy: str, against: int | None) -> Cell | None:
@@ -535,7 +554,7 @@ class _Run:
                 indices = chunk.indices[group]
                 frames, _, pts_seconds = chunk.stacked(indices.tolist(), list(slots[group]))
                 batch = Batch(num_candidates, counts[group], frames, pts_seconds, self._seed, indices)
-                if any(entry.policy.needs_teacher for entry in cells.values()):
+                if any(entry.policy.needs_teacher or _answers(entry.policy) for entry in cells.values()):
                     batch.teacher = self._videos.batches(indices, [num_candidates], chunk)[num_candidates]
                 self._choose_from(batch, cells)
 
@@ -550,13 +569,18 @@ class _Run:
             seconds.setdefault(key, time.perf_counter() - begun)
             begun = time.perf_counter()
             if isinstance(policy, OwnAnswer):  # probabilities, and no frame for the classifier
-                tally.probs[batch.indices] = policy.answer(batch)
+                tally.probs[batch.indices] = policy.own_answer(batch)
                 tally.slots[batch.indices] = NOT_SEEN
                 tally.seconds += seconds[key] + time.perf_counter() - begun
                 continue
-            positions = _choose(entry, batch, cell.num_frames)
+            if _answers(policy):  # the sampler's outputs are at hand here, and the teacher's too
+                positions, probs = _answer(entry, batch, cell.num_frames)
+                tally.probs[batch.indices] = probs
+                tally.slots[batch.indices] = _slots(batch.teacher, positions)
+            else:
+                positions = _choose(entry, batch, cell.num_frames)
+                self._chosen[cell][batch.indices] = positions
             tally.seconds += seconds[key] + time.perf_counter() - begun
-            self._chosen[cell][batch.indices] = positions
             if scores is not None:
                 table = np.zeros((len(self._videos), cell.num_candidates), dtype=np.float32)
                 self.scores.setdefault((cell.policy, cell.num_candidates), table)[batch.indices] = scores
@@ -567,7 +591,7 @@ class _Run:
             for count, outputs in batches.items()
         }
         for cell, entry in cells.items():
-            if isinstance(entry.policy, OwnAnswer):
+            if entry.policy.answer != MEAN:  # answered already
                 continue
             begun = time.perf_counter()
             tally, outputs = self.tallies[cell], batches[cell.num_candidates]
@@ -580,8 +604,7 @@ class _Run:
                     enough = outputs.counts >= (cell.num_frames or 1)
                     tally.gap[outputs.indices[enough]] = outputs.search.gap.double().cpu().numpy()
                     tally.methods.add(outputs.search.method)
-            slots = np.take_along_axis(outputs.slots, positions.clip(0), axis=1)
-            tally.slots[outputs.indices] = np.where(positions == NOT_SEEN, NOT_SEEN, slots)
+            tally.slots[outputs.indices] = _slots(outputs, positions)
             counts = (positions != NOT_SEEN).sum(1)
             for count in np.unique(counts).tolist():
                 rows = np.flatnonzero(counts == count)
@@ -589,6 +612,40 @@ class _Run:
                 chosen = torch.from_numpy(positions[rows, :count]).to(self._videos.device)
                 tally.probs[some.indices] = self._clips.probs(some, chosen).cpu().numpy()
             tally.seconds += time.perf_counter() - begun
+
+
+def _answers(policy: Policy) -> bool:
+    """Return whether a policy makes an answer of the classifier's answers for single frames."""
+    return policy.answer in (WEIGHTED, FUSED)
+
+
+def _answer(entry: Entry, batch: Batch, num_frames: int | None) -> tuple[Indices, NDArray[np.float64]]:
+    """Return the positions, as `_choose` does, and the probabilities [B, C] by the policy's own answer."""
+    policy = entry.policy
+    evidence = policy.evidence(batch)
+    assert evidence is not None, "its answer is not the mean"
+    logits = batch.cached("frame logits", batch.teacher.frame_logits)
+    sure = None if entry.auto is None else policy.sure_enough(entry.auto)
+    if entry.auto is None or sure is None:
+        positions = _choose(entry, batch, num_frames)
+        seen = (positions[:, :, None] == np.arange(batch.num_candidates)).any(1)
+        return positions, policy.combined(evidence, logits, seen)
+    scores = scores_of(policy, batch)
+    assert scores is not None, "a sampler has scores"
+    order = np.where(batch.mask, -scores, np.inf).argsort(axis=1, kind="stable")[:, : entry.auto.max]
+    beliefs = policy.beliefs(evidence, logits, order)
+    asked = frames_to_ask(beliefs, sure, at_least=entry.auto.min, counts=batch.counts)
+    positions = np.full((len(batch), batch.num_candidates), NOT_SEEN, dtype=np.int64)
+    for count in np.unique(asked).tolist():
+        rows = np.flatnonzero(asked == count)
+        positions[rows, :count] = np.sort(order[rows, :count], axis=1)
+    return positions, beliefs[np.arange(len(batch)), asked - 1]
+
+
+def _slots(outputs: TeacherBatch, positions: Indices) -> Indices:
+    """Return the stored frames at positions [B, N]; padding stays."""
+    slots = np.take_along_axis(outputs.slots, positions.clip(0), axis=1)
+    return np.where(positions == NOT_SEEN, NOT_SEEN, slots)
 
 
 def _choose(entry: Entry, batch: Batch, num_frames: int | None) -> Indices:

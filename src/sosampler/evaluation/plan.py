@@ -52,7 +52,6 @@ from sosampler.policies.registry import (
     AUTO_SUFFIX,
     EVERY,
     MethodPolicy,
-    OwnAnswer,
     get_policy,
     is_policy_name,
     is_saved_folder,
@@ -112,7 +111,9 @@ def _listed(name: str, given: Any) -> list[Any]:
     return values
 
 
-def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tolerance: Any) -> dict[str, Auto]:
+def autos_of(
+    num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tolerance: Any, auto_sure: Any = None
+) -> dict[str, Auto]:
     """Return each `Auto` by the suffix of its rows; none where all N are numbers.
 
     >>> list(autos_of("auto", None, 1, 4, [0.01, 0.05]))
@@ -123,12 +124,12 @@ def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tol
     if not tolerances:
         raise InvalidArgument("auto_tolerance is empty; give a number, or leave it out")
     autos = [number for number in numbers if isinstance(number, Auto)]
-    given = any(value is not None for value in (auto_min, auto_max, *tolerances))
+    given = any(value is not None for value in (auto_min, auto_max, auto_sure, *tolerances))
     if given and (autos or AUTO not in numbers):
-        auto_of(numbers[0], auto_min, auto_max, tolerances[0])  # the auto_* arguments are for "auto" alone
+        auto_of(numbers[0], auto_min, auto_max, tolerances[0], auto_sure)  # the auto_* arguments are for "auto" alone
     for tolerance in tolerances if AUTO in numbers else ():
         value = None if tolerance is None else check_float("auto_tolerance", tolerance, at_least=0)
-        auto = auto_of(AUTO, auto_min, auto_max, value)
+        auto = auto_of(AUTO, auto_min, auto_max, value, auto_sure)
         assert auto is not None, "it is"
         autos.append(auto)
     autos = list(dict.fromkeys(autos))
@@ -242,7 +243,7 @@ class Resolver:
 
     def _named(self, name: str | None, policy: Policy, called: str) -> Policy:
         """Apply the method that a name ends in, since rows are read by their names."""
-        method = policy.method if isinstance(policy, (MethodPolicy, OwnAnswer)) else ""
+        method = getattr(policy, "method", "")
         in_name = split_method(name or "")[1]
         if in_name and method and in_name != method:
             raise InvalidArgument(
@@ -358,17 +359,32 @@ def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: S
             )
         if not autos:
             continue
-        refusal = policy.auto_refusal()
+        refusal = policy.auto_refusal() or _sure_refusal(policy, autos)
         if refusal is None:
             entries += [Entry(f"{policy.name}{suffix}", policy, auto) for suffix, auto in autos.items()]
         elif policy.name != "all" and not policy.has_own_number and all(frames is None for frames, _ in pairs):
             why = refusal.partition("; ")[0]
             raise InvalidArgument(f"{why}; add a number, for example num_frames=[3, {AUTO!r}], or leave it out")
     if autos and policies and not entries:
+        if any(auto.sure is not None for auto in autos.values()):
+            raise InvalidArgument(
+                "auto_sure is for samplers with answer='fused', which ask for one frame after another, and there is "
+                "none among the policies; add one as FOLDER+fused, or leave it out"
+            )
         raise InvalidArgument(
             f"num_frames={AUTO!r} is for trained samplers, and there is none among the policies; add one"
         )
     return entries
+
+
+def _sure_refusal(policy: Policy, autos: Mapping[str, Auto]) -> str | None:
+    """Return why a policy does not ask for one frame after another, where an `Auto` wants that."""
+    try:
+        for auto in autos.values():
+            policy.sure_enough(auto)
+    except InvalidArgument as error:
+        return str(error)
+    return None
 
 
 class Plan:

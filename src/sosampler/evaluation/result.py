@@ -127,6 +127,22 @@ def confidences(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.floa
     return np.asarray(np.exp((logs * truth).sum(1) / truth.sum(1)))
 
 
+def calibration_error(probabilities: ArrayLike, targets: ArrayLike, num_bins: int = 15) -> float:
+    """Return the expected calibration error (ECE) of the probability of each row's most probable class.
+
+    Rows are put into `num_bins` bins of equal width by that probability. The error is the mean over rows of the
+    distance between the share of hits and the mean probability of their bin.
+
+    >>> round(calibration_error([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]], [[1, 0], [0, 1], [0, 1]]), 3)
+    0.4
+    """
+    scores = np.asarray(probabilities, dtype=np.float64)
+    highest, hits = scores.max(1), top1_hits(scores, targets)
+    bins = np.minimum((highest * num_bins).astype(np.int64), num_bins - 1)
+    gaps = np.bincount(bins, hits, num_bins) - np.bincount(bins, highest, num_bins)
+    return float(np.abs(gaps).sum() / len(scores))
+
+
 def shared_share(chosen: ArrayLike, best: ArrayLike) -> NDArray[np.float64]:
     """Return the fidelity of each row: the share of the best set [B, N] that was chosen [B, N], as sets.
 
@@ -398,6 +414,9 @@ class EvaluationRow:
     gap: dict[str, float] | None = None  # of the optimal policy: bound on what its search missed, in probability
     method: str | None = None  # how the optimal policy searched
     other_gmacs: dict[str, float] | None = None  # the whole cost of a baseline counted otherwise, by name
+    # "mean", "weighted" or "fused" of the chosen frames; "sampler": its class head's; None for baselines
+    answer: str | None = None
+    ece: float | None = None  # expected calibration error of the answers, 15 bins of equal width
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; `other_gmacs` only where there are any."""
@@ -514,7 +533,9 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
     whole = any(row.gmacs is not None for row in rows)
     cost = "gmacs" if whole else "sampler_gmacs"
     some_cost = any(getattr(row, cost) for row in rows)
-    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded"]
+    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded", "answer", "ECE %"]
+    # Both columns are of interest where rows differ in their answers.
+    answers = any(row.answer not in (None, "mean") for row in rows)
     lines = [heads]
     for row in rows:
         versus, price = row.versus_uniform or {}, getattr(row, cost)
@@ -525,6 +546,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
         cells += [_percent(getattr(row, metric)), _bounds(row.ci95.get(metric)), _percent(getattr(row, other))]
         cells += [difference, _bounds(versus.get("ci95"), sign=True), _percent(row.fidelity), _percent(row.recovered)]
         cells += [f"{price:.2f}" if some_cost and price is not None else "", _frames(row.frames_decoded)]
+        cells += [row.answer or "", _percent(row.ece)] if answers else ["", ""]
         lines.append(cells)
     # Empty columns are left out.
     shown = [column for column in range(len(heads)) if any(line[column] for line in lines[1:])]

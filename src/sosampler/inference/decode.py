@@ -96,6 +96,7 @@ class DecodeStep:
     options: SelectOptions
     choose: bool = True
     min_size: int = 1  # short side, in pixels, that the network must see, as far as the video has it
+    enlarge: bool = False  # whether `size` may exceed the video's own
 
     @classmethod
     def of_candidates(cls, options: SelectOptions) -> DecodeStep:
@@ -107,8 +108,8 @@ class DecodeStep:
 
     def _decode(self, source: Any) -> Outcome:
         if self.choose:
-            return select_with(source, self.options, enlarge=False)
-        with open_candidates(source, self.options, enlarge=False) as opened:
+            return select_with(source, self.options, enlarge=self.enlarge)
+        with open_candidates(source, self.options, enlarge=self.enlarge) as opened:
             if not opened.can_score(self.min_size):
                 return Unfit()
             return replace(opened.decode(), **opened.summary())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +20,23 @@ from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.text import escaped
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, FrameTask, attempt
+from sosampler.inference.decode import (
+    MAX_WORKERS,
+    PROCESSES_FROM,
+    DecodeStep,
+    FramePool,
+    FrameTask,
+    attempt,
+    decoded_batches,
+)
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
+from sosampler.policies.auto import Auto
 from sosampler.policies.registry import can_travel
-from sosampler.video.discover import labels
+from sosampler.video.discover import Video, labels
+from sosampler.video.source import source_name
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline
@@ -47,6 +57,8 @@ class RunSummary:
     failures: list[Row]  # video and error
     damaged: Sequence[int] = ()  # numbers of Parquet files that were damaged and made again
     same_label: str | None = None  # that all of many videos of this run got
+    num_with_notes: int = 0  # videos of this run whose row has notes
+    example_note: str | None = None  # the first of them
 
     @property
     def failed_path(self) -> Path | None:
@@ -65,6 +77,7 @@ def run(
     identity: dict[str, Any] | None = None,
     on_row: Callable[[Row], None] | None = None,
     on_progress: OnProgress | None = None,
+    on_result: Callable[[Row], None] | None = None,
     repeat: bool = False,
     strict: bool = False,
     overwrite: bool = False,
@@ -73,17 +86,20 @@ def run(
 
     Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
     where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
-    are written, and with that of a single video. `strict` raises the first failure. `overwrite`: replace
-    what `out` holds of something else.
+    are written, and with that of a single video; `on_result` with every new row and failure. `strict` raises the first
+    failure. `overwrite`: replace what `out` holds of something else.
     """
     failures: list[Row] = []
+    noted: list[str] = []  # the first note of each video that has any
     labels: Counter[str] = Counter()  # of predictions
     with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
-        todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
+        todo = [video for video in videos if repeat or rows is None or not rows.done(source_name(video))]
         before = len(videos) - len(todo)
         progress = Progress(len(videos), done=before, before=before)
         with closing(work(todo)) as results:
             for row in results:
+                if on_result is not None:
+                    on_result(row)
                 if "error" in row:
                     if strict:
                         raise VideoError(row["error"])
@@ -92,6 +108,7 @@ def run(
                 else:
                     if "label" in row:
                         labels[row["label"]] += 1
+                    noted += row.get("selection", row)["notes"][:1]
                     if rows is not None:
                         rows.add(row)
                     if on_row is not None and (rows is None or len(videos) == 1):
@@ -100,18 +117,78 @@ def run(
                 if on_progress is not None:
                     on_progress(progress)
         same = next(iter(labels)) if len(labels) == 1 and labels.total() >= _MANY else None
+        notes: dict[str, Any] = {"num_with_notes": len(noted), "example_note": noted[0] if noted else None}
         if rows is None:
-            return RunSummary(None, len(videos), 0, 0, failures, same_label=same)
-        rows.finish(failures, videos)
-        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same)
+            return RunSummary(None, len(videos), 0, 0, failures, same_label=same, **notes)
+        rows.finish(failures, [source_name(video) for video in videos])
+        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same, **notes)
 
 
 def row_of(video: str, outcome: Any) -> Row:
     """Return the row of a selection, a prediction, or an error."""
-    return {"video": video, "error": str(outcome)} if isinstance(outcome, SosamplerError) else outcome.to_dict()
+    is_error = isinstance(outcome, SosamplerError)
+    return {"video": source_name(video), "error": str(outcome)} if is_error else outcome.to_dict()
 
 
 # ---- selections
+
+
+def select_many(
+    sources: Iterable[Any],
+    num_frames: int | str | Auto | None = None,
+    *,
+    workers: int | None = None,
+    on_error: str = "return",
+    **options: Any,
+) -> Iterator[Selection | SosamplerError]:
+    """Yield the selection of each video, in their order, as they come: memory does not grow with their number.
+
+    Args:
+        sources: videos, each whatever `select` takes; they are taken from it as they are needed.
+        num_frames: N, as in `select`.
+        workers: videos that are decoded at a time; None takes one a core. Many videos are decoded in processes of
+            their own, few in threads; 0 decodes one after the other, in this process.
+        on_error: "return" yields the error of a video that cannot be read in its place, "raise" raises it.
+        options: other arguments of `select`.
+
+    Examples:
+        >>> from sosampler.video.synthetic import numbered_video
+        >>> videos = [numbered_video(num_frames=count) for count in (30, 60)]
+        >>> [sel.frame_indices.tolist() for sel in select_many(videos, 2, policy="uniform")]
+        [[7, 22], [15, 45]]
+    """
+    one_of("on_error", on_error, ("return", "raise"))
+    if workers is not None:
+        check_count("workers", workers, "MAX_THREADS", at_least=0)
+    for name in options:
+        if name not in SelectOptions.__dataclass_fields__:
+            raise InvalidArgument(f"select_many has no option {name!r}; it takes those of select, workers and on_error")
+    return _select_many(sources, SelectOptions(num_frames=num_frames, **options), workers, on_error)
+
+
+def _select_many(
+    sources: Iterable[Any], options: SelectOptions, workers: int | None, on_error: str
+) -> Iterator[Selection | SosamplerError]:
+    options = _for_many(options)
+    step = DecodeStep(options, enlarge=True)
+    tasks = (FrameTask(source, step) for source in sources)
+    with closing(decoded_batches(tasks, workers=workers, batch_size=1)) as batches:
+        for (decoded,) in batches:
+            frames = None if decoded.shape is None else decoded.take()
+            outcome: Any = decoded.outcome
+            if isinstance(outcome, SosamplerError) and on_error == "raise":
+                raise outcome
+            yield outcome if isinstance(outcome, SosamplerError) else replace(outcome, frames=frames)
+
+
+def _for_many(options: SelectOptions) -> SelectOptions:
+    """Return options for many videos at a time.
+
+    One decoding thread a video keeps every core busy and wastes nothing at seeks. Other processes find the policy by
+    its name; one that they cannot find, or should not load once more, stays here.
+    """
+    policy = options.resolved_policy
+    return replace(options, threads=options.threads or 1, policy=policy.spec if can_travel(policy) else policy)
 
 
 @dataclass(frozen=True)
@@ -138,7 +215,7 @@ class SelectJob:
         if self.out is not None:
             check_out(self.out, "selections", overwrite=self.overwrite)
 
-    def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
+    def run(self, videos: Sequence[Video], **callbacks: Any) -> RunSummary:
         """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
         names, is_single = [str(video) for video in videos], len(videos) == 1
         if self.sheet is not None and len(videos) > MAX_ROWS:
@@ -174,13 +251,10 @@ class SelectJob:
         sheet_rows: dict[str, SheetRow] | None = None,
     ) -> Generator[Row, None, None]:
         """Yield the rows of the videos in their order; frames go to `folders`, and their thumbnails to `sheet_rows`."""
-        # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
         many = len(videos) > 1
-        options = replace(self.options, threads=self.options.threads or 1) if many else self.options
+        options = _for_many(self.options) if many else self.options
         # In processes a file that kills its decoder costs one video.
         processes = len(videos) >= PROCESSES_FROM and can_travel(options.resolved_policy)
-        if processes:
-            options = replace(options, policy=options.resolved_policy.spec)
         step = SelectStep(options, folders or {}, self.image_format, tiles=sheet_rows is not None and bool(self.sheet))
         workers = self.workers or min(usable_cores(), MAX_WORKERS) if many else 1
         with FramePool(workers, processes=processes, ahead=2 * workers, held=1) as pool:
@@ -203,10 +277,11 @@ class SelectStep:
     tiles: bool
 
     def __call__(self, video: str) -> Selection | SheetRow | SosamplerError:
-        return attempt(video, lambda: self._select(video))
+        return attempt(source_name(video), lambda: self._select(video))
 
     def _select(self, video: str) -> Selection | SheetRow:
-        selection = select_with(video, self.options)
+        # Only image files need pixels.
+        selection = select_with(video, self.options, keep_frames=bool(self.folders) or self.tiles)
         if self.folders:
             save_frames(selection, self.folders[video], image_format=self.image_format)
         return SheetRow.of(selection) if self.tiles else replace(selection, frames=None)
@@ -216,7 +291,7 @@ class SelectStep:
 
 
 def classify_videos(
-    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
+    pipeline: Pipeline, videos: Sequence[Video], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
 ) -> RunSummary:
     """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
 
@@ -264,7 +339,20 @@ def describe_row(row: Row) -> str:
         for index, seconds, score in zip(selection["frame_indices"], selection["pts_seconds"], scores, strict=True):
             suffix = "" if score is None else f"  score {score:.4f}"
             lines.append(f"  frame {index:>7}  {seconds:>10.3f} s{suffix}")
+    if transfer := selection.get("transfer"):
+        lines.append(f"  {describe_transfer(transfer)}")
     return "\n".join(escaped(line) for line in [*lines, *(f"  note: {note}" for note in selection["notes"])])
+
+
+def describe_transfer(transfer: Row) -> str:
+    """Return in words how much of an address was read.
+
+    >>> describe_transfer({"bytes_read": 2_500_000, "file_bytes": 500_000_000, "requests": 31})
+    'read 2.5 of 500.0 MB (0.50 %) in 31 requests'
+    """
+    read, size = transfer["bytes_read"], transfer["file_bytes"]
+    share = f"{100 * read / size:.2f} %"
+    return f"read {read / 1e6:.1f} of {size / 1e6:.1f} MB ({share}) in {transfer['requests']} requests"
 
 
 # ---- image files: the chosen frames, and a contact sheet of them above a timeline

@@ -22,6 +22,9 @@ DEFAULT_NUM_FRAMES = 8
 # benchmarks/results/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
 DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
 DEFAULT_QUERY_POLICY = "query+mmr"
+PREFERRED_POLICIES = {"text": "general-text"}  # the default policy by what is preferred
+# Of `watch`: frames of a window, its seconds, seconds without a byte, and attempts to open a lost stream again.
+WATCH_NUM_FRAMES, WATCH_WINDOW, WATCH_IDLE, WATCH_RECONNECTS = 4, 10.0, 10.0, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,7 @@ class SelectOptions:
     num_frames: int | str | Auto | None = None  # or "auto"
     num_candidates: int | None = None
     min_candidates: int | None = None  # so few where the video is short; None: T
+    prefer: str | None = None  # what the default policy prefers; None: clear images
     policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; None becomes the default here
     candidates: str | None = None
     grid: str = "uniform"
@@ -51,10 +55,12 @@ class SelectOptions:
     auto_tolerance: float | None = None
     query: str | None = None
     query_model: Any = None  # a folder, a hub name, or an image-text model
+    schemes: tuple[str, ...] = ()  # of addresses that may be opened
 
     def __post_init__(self) -> None:
         from sosampler.video.candidates import GRIDS, MODES, ON_SHORT
         from sosampler.video.limits import check_size
+        from sosampler.video.remote import check_schemes
         from sosampler.video.source import DECODERS
 
         for name in ("num_frames", "num_candidates", "threads"):
@@ -75,6 +81,9 @@ class SelectOptions:
         if self.decoder is not None:
             one_of("decoder", self.decoder, DECODERS)
         check_size(self.size)
+        object.__setattr__(self, "schemes", check_schemes(self.schemes))
+        if self.prefer is not None:
+            self._set_preferred()
         if self.query is None:
             self._check_no_query()
         elif self.policy is None:
@@ -84,6 +93,15 @@ class SelectOptions:
             takes_all = takes_all or (self.num_frames or DEFAULT_NUM_FRAMES) == self.num_candidates
             object.__setattr__(self, "policy", FALLBACK_POLICY if takes_all or not self.decode else DEFAULT_POLICY)
         self._check_together()
+
+    def _set_preferred(self) -> None:
+        policy = PREFERRED_POLICIES[one_of("prefer", self.prefer, PREFERRED_POLICIES)]
+        if self.query is not None or self.policy not in (None, DEFAULT_POLICY, policy) or not self.decode:
+            raise InvalidArgument(
+                f"prefer={self.prefer!r} is for the policy {DEFAULT_POLICY!r}, which decodes and chooses without a "
+                "query; leave out prefer, or policy, query and decode=False"
+            )
+        object.__setattr__(self, "policy", policy)
 
     def _check_no_query(self) -> None:
         if self.query_model is not None:
@@ -98,6 +116,11 @@ class SelectOptions:
         policy = self.resolved_policy
         if self.auto is not None and (refusal := policy.auto_refusal()):
             raise InvalidArgument(refusal)
+        if self.auto is not None and self.auto.sure is not None:
+            raise InvalidArgument(
+                f"sure={self.auto.sure:g} of Auto is for a classifier that is asked frame by frame; use it in Pipeline "
+                "or evaluate with answer='fused', or leave it out"
+            )
         if self.fps is not None and self.num_candidates is not None:
             raise InvalidArgument(
                 f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
@@ -147,8 +170,8 @@ class SelectOptions:
 
     @property
     def mode(self) -> str:
-        """The candidate mode: exact, keyframe or snap."""
-        return self.candidates or self.resolved_policy.candidate_mode or "exact"
+        """The candidate mode: exact, keyframe, snap or auto."""
+        return self.candidates or self.resolved_policy.candidate_mode or self.resolved_policy.default_mode
 
     @property
     def resolved_candidates(self) -> int | None:
@@ -173,7 +196,7 @@ class SelectOptions:
 
     def with_all_candidates(self) -> SelectOptions:
         """Return options that list the same candidates and take all of them, without this policy."""
-        names = ("num_frames", "auto_min", "auto_max", "auto_tolerance", "query", "query_model")
+        names = ("num_frames", "auto_min", "auto_max", "auto_tolerance", "prefer", "query", "query_model")
         changes: dict[str, Any] = dict.fromkeys(names)
         changes |= {"policy": "all", "num_candidates": self.resolved_candidates, "candidates": self.mode}
         if self.num_candidates is None:  # T is the policy's default: short videos list what they have
@@ -184,9 +207,12 @@ class SelectOptions:
         """Plain values, ready for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.auto is not None:
-            values |= {"num_frames": AUTO, **{f"auto_{name}": value for name, value in asdict(self.auto).items()}}
+            bounds = {f"auto_{name}": value for name, value in asdict(self.auto).items() if name != "sure"}
+            values |= {"num_frames": AUTO, **bounds}
         limits = None if self.limits is None else asdict(self.limits)
+        del values["schemes"]  # they decide what is opened, not what a row holds
         model = values.pop("query_model")
+        del values["prefer"]  # the policy says it
         if self.query is None:
             del values["query"]  # rows of earlier versions, which had no queries, resume
         elif model is not None:
@@ -201,13 +227,19 @@ class SelectOptions:
         return values if fingerprint is None else {**values, "policy_identity": fingerprint}
 
 
-def auto_of(num_frames: Any, auto_min: int | None, auto_max: int | None, auto_tolerance: float | None) -> Auto | None:
+def auto_of(
+    num_frames: Any,
+    auto_min: int | None,
+    auto_max: int | None,
+    auto_tolerance: float | None,
+    auto_sure: float | None = None,
+) -> Auto | None:
     """Return the `Auto` that is meant by `num_frames` and the auto_* arguments; None for a number of frames.
 
     >>> auto_of("auto", None, 8, None)
-    Auto(min=1, max=8, tolerance=0.005)
+    Auto(min=1, max=8, tolerance=0.005, sure=None)
     """
-    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance}
+    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance, "sure": auto_sure}
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(num_frames, str) and num_frames == AUTO:
         return Auto(**given)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -21,14 +22,18 @@ from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_
 from sosampler.engine.backends import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, attempt, attempt_each, decoded_batches
-from sosampler.inference.options import SelectOptions
+from sosampler.inference.options import SelectOptions, auto_of
 from sosampler.inference.select import choose_frames
 from sosampler.inference.selection import CandidateFrames, Selection, build_selection
 from sosampler.policies.auto import Auto
-from sosampler.policies.base import Choice
+from sosampler.policies.base import AnswerSource, Choice, Policy
 from sosampler.policies.learned import LearnedPolicy, min_short_side
-from sosampler.policies.registry import get_policy
+from sosampler.policies.registry import can_travel, get_policy, with_answer
+from sosampler.samplers.answer import log_answers
+from sosampler.samplers.registry import MEAN
 from sosampler.video.candidates import positions_of
+
+log = logging.getLogger("sosampler")
 
 ON_ERROR = ("raise", "return")
 DEFAULT_NUM_FRAMES, DEFAULT_NUM_CANDIDATES = 6, 10
@@ -52,6 +57,7 @@ class Prediction:
     probabilities: np.ndarray  # [C] float32, in the order of the classifier's class names
     selection: Selection
     timing: dict[str, float] = field(default_factory=dict)  # seconds; of a shared call this video's part
+    answer: str = MEAN  # how the classifier's answers for the frames became one
 
     def __repr__(self) -> str:
         frames = self.selection.frame_indices.tolist()
@@ -63,6 +69,7 @@ class Prediction:
             "video": self.video,
             "label": self.label,
             "probability": self.probability,
+            "answer": self.answer,
             "top": [{"label": label, "probability": probability} for label, probability in self.top],
             "selection": self.selection.to_dict(),
             "timing": dict(self.timing),
@@ -75,7 +82,8 @@ Result = Prediction | SosamplerError
 class BatchClassifier:
     """Chooses frames of decoded videos and classifies them, many in one call; without a classifier it only chooses.
 
-    `sampler` is the network behind the policy, where the policy takes its N highest scores and nothing else.
+    `sampler` is the network behind the policy, where the policy takes its N highest scores and nothing else. With
+    `asking` and `sure` the classifier gets one frame after another until the belief is that sure.
     """
 
     def __init__(
@@ -88,8 +96,13 @@ class BatchClassifier:
         batch_size: int = 1,
         top: int = 5,
         keep_frames: bool = False,
+        asking: Auto | None = None,
+        sure: float = 1.0,
     ) -> None:
         self.options, self.classifier = options, classifier
+        self.policy = options.resolved_policy
+        self.answer = MEAN if classifier is None else self.policy.answer
+        self._asking, self._sure = asking, sure
         self._top, self._keep_frames = top, keep_frames
         # With "auto" each video has its own number of frames, which the engine cannot handle.
         self._sampler = sampler if options.auto is None and classifier is not None else None
@@ -120,7 +133,13 @@ class BatchClassifier:
 
             num_frames = self.options.resolved_frames
             assert num_frames is not None
-            self._engine = FrameEngine(self._sampler, self.classifier, num_frames=num_frames, precision=precision)
+            self._engine = FrameEngine(
+                self._sampler,
+                self.classifier,
+                num_frames=num_frames,
+                precision=precision,
+                by_frames=self.answer != MEAN,
+            )
         return self._engine
 
     def warm_up(self) -> None:
@@ -136,13 +155,17 @@ class BatchClassifier:
             self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
             results: dict[int, Prediction | Selection | SosamplerError] = {}
             groups: dict[tuple[bool, Any], list[int]] = {}  # that share a call: by the engine or not, of one shape
+            asked: list[int] = []
             for index, decoded in enumerate(batch):
                 if isinstance(decoded.outcome, CandidateFrames) and self._suits_engine(decoded.outcome):
                     groups.setdefault((True, decoded.shape), []).append(index)
                     continue
                 results[index] = selection = self._choose(decoded)
-                if isinstance(selection, Selection):
+                if isinstance(selection, Selection) and self._asking is not None:
+                    asked.append(index)
+                elif isinstance(selection, Selection):
                     groups.setdefault((False, getattr(selection.frames, "shape", None)), []).append(index)
+            results |= zip(asked, self._ask([results[index] for index in asked]), strict=True)
             for (by_engine, _), indices in groups.items():
                 if by_engine:
                     results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
@@ -153,7 +176,7 @@ class BatchClassifier:
     def _suits_engine(self, video: CandidateFrames) -> bool:
         """Return whether the N highest scores are the choice: enough frames, in time order, none replaced."""
         wanted = self.options.resolved_frames or len(video.candidates)
-        if self.engine is None or len(video.frame_indices) < wanted:
+        if self._asking is not None or self.engine is None or len(video.frame_indices) < wanted:
             return False
         return bool((np.diff(video.frame_indices) > 0).all())
 
@@ -176,14 +199,28 @@ class BatchClassifier:
             begin = time.perf_counter()
             assert self.classifier is not None, "an engine has a classifier"
             output = self.engine.run(frames[rows], torch.from_numpy(positions[rows])).check(self.classifier.name)
-            choices = map(Choice, output.chosen.cpu().numpy(), output.scores.float().cpu().numpy())
+            chosen, scores = output.chosen.cpu().numpy(), output.scores.float().cpu().numpy()
+            choices = map(Choice, chosen, scores)
             selections = [
                 build_selection(replace(video, frames=own), self.options, choice)
                 for video, own, choice in zip(videos[rows], frames[rows], choices, strict=False)
             ]
-            return self._predictions(selections, output.probabilities, begin)
+            if self.answer == MEAN:
+                return self._predictions(selections, output.probabilities, begin)
+            return self._predictions(selections, self._combined(output, chosen, scores)[: len(selections)], begin)
 
         return attempt_each([video.video for video in videos], run)
+
+    def _combined(self, output: Any, chosen: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Return the answers [B, C] from what an engine found about the frames chosen [B, N] by scores [B, T]."""
+        assert isinstance(self.policy, LearnedPolicy), "an engine is for a sampler"
+        evidence = self.policy.evidence_of(scores, output.class_logits, np.ones(scores.shape, dtype=bool))
+        logits = self._logits(output.frame_probabilities)
+        seen = np.zeros(scores.shape, dtype=bool)
+        np.put_along_axis(seen, chosen, True, axis=1)
+        table = np.zeros((*scores.shape, logits.shape[2]))  # [B, T, C]
+        np.put_along_axis(table, chosen[..., None], logits, axis=1)
+        return self.policy.combined(evidence, table, seen)
 
     def _choose(self, decoded: Decoded) -> Selection | SosamplerError:
         """Return the selection of one video, by the policy where its frames are not chosen yet."""
@@ -208,10 +245,50 @@ class BatchClassifier:
             assert self.classifier is not None
             frames = torch.stack([selection.to_torch() for selection in selections])  # [B, N, 3, H, W]
             positions = torch.from_numpy(np.stack([self._positions(selection) for selection in selections]))  # [B, N]
-            outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
-            return self._predictions(selections, outputs, begin)
+            if self.answer == MEAN:
+                outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
+                return self._predictions(selections, outputs, begin)
+            logits = self._frame_logits(frames.flatten(0, 1), positions.flatten()).reshape(*frames.shape[:2], -1)
+            tables = [_FrameAnswers(selection, own) for selection, own in zip(selections, logits, strict=True)]
+            return self._predictions(selections, np.stack([table.combined(self.policy) for table in tables]), begin)
 
         return attempt_each([selection.video for selection in group], run)
+
+    def _ask(self, group: Sequence[Any]) -> list[Prediction | SosamplerError]:
+        """Classify one frame of each selection after another, the best first, until the belief about it is sure."""
+        return attempt_each([selection.video for selection in group], lambda rows: self._ask_all(group[rows]))
+
+    def _ask_all(self, selections: Sequence[Any]) -> list[Prediction]:
+        assert self._asking is not None
+        begin = time.perf_counter()
+        answers = [_FrameAnswers(selection) for selection in selections]
+        open_ones = list(range(len(selections)))
+        while open_ones:
+            by_shape: dict[Any, list[int]] = {}
+            for index in open_ones:
+                by_shape.setdefault(selections[index].frames.shape[1:], []).append(index)
+            for indices in by_shape.values():
+                nexts = [(selections[index], answers[index].next()) for index in indices]
+                frames = np.stack([selection.frames[frame].transpose(2, 0, 1) for selection, frame in nexts])
+                positions = np.stack([self._positions(selection)[frame] for selection, frame in nexts])
+                logits = self._frame_logits(torch.from_numpy(frames), torch.from_numpy(positions))
+                for index, own in zip(indices, logits, strict=True):
+                    answers[index].add(own, self.policy)
+            open_ones = [index for index in open_ones if not answers[index].done(self._asking, self._sure)]
+        asked = {**self._asking.to_dict(), "sure": self._sure}
+        kept = [replace(answer.selection_of_seen(), asked={**asked, "belief": answer.beliefs}) for answer in answers]
+        return self._predictions(kept, np.stack([answer.belief for answer in answers]), begin)
+
+    def _frame_logits(self, frames: torch.Tensor, positions: torch.Tensor) -> np.ndarray:
+        """Frames [F, 3, H, W] and their positions [F] -> the classifier's logits for each alone [F, C]."""
+        assert self.classifier is not None
+        return self._logits(
+            check_finite(self._run_classifier(frames[:, None], positions[:, None]), self.classifier.name)
+        )
+
+    def _logits(self, probabilities: torch.Tensor) -> np.ndarray:
+        multi_label = bool(getattr(self.classifier, "multi_label", False))
+        return log_answers(probabilities.float().cpu().numpy(), multi_label=multi_label)
 
     def _run_classifier(self, frames: torch.Tensor, positions: torch.Tensor) -> Any:
         """Chosen frames [B, N, 3, H, W] and their positions [B, N] -> probabilities [B, C]."""
@@ -228,20 +305,75 @@ class BatchClassifier:
         """Return for each frame the fraction, 0..1, of the video or of start..end that has passed."""
         return positions_of(video.pts_seconds, *video.metadata.span(self.options.start, self.options.end))
 
-    def _predictions(self, selections: Sequence[Selection], outputs: torch.Tensor, begin: float) -> list[Prediction]:
+    def _predictions(self, selections: Sequence[Selection], outputs: Any, begin: float) -> list[Prediction]:
         """Return the predictions by probabilities [B, C], which a call that began then gave for these videos."""
         assert self.classifier is not None
-        probabilities = outputs.float().cpu().numpy()
+        array = outputs if isinstance(outputs, np.ndarray) else outputs.float().cpu().numpy()
+        probabilities = array.astype(np.float32, copy=False)
         seconds = (time.perf_counter() - begin) / len(selections)
         predictions = []
         for selection, row in zip(selections, probabilities, strict=False):
             order = np.argsort(-row, kind="stable")[: self._top]
             top = tuple((str(self.classifier.class_names[index]), float(row[index])) for index in order)
-            kept = selection if self._keep_frames else replace(selection, frames=None)
+            kept = replace(selection, known=None, frames=selection.frames if self._keep_frames else None)
             selecting = selection.timing["total"]
             timing = {"select": selecting, "classify": seconds, "total": selecting + seconds}
-            predictions.append(Prediction(selection.video, *top[0], top, row, kept, timing))
+            predictions.append(Prediction(selection.video, *top[0], top, row, kept, timing, self.answer))
         return predictions
+
+
+class _FrameAnswers:
+    """The classifier's answers for single frames of one selection, each distinct frame once."""
+
+    def __init__(self, selection: Selection, logits: np.ndarray | None = None) -> None:
+        assert selection.known is not None, "a policy whose answer is not the mean says what it knows"
+        self.selection = selection
+        self.evidence, self.positions = selection.known
+        self._seen = np.zeros(self.evidence.relevance.shape, dtype=bool)  # [1, D]
+        self._logits: np.ndarray | None = None  # [1, D, C]
+        scores = np.zeros(len(selection)) if selection.scores is None else selection.scores
+        distinct = np.unique(self.positions, return_index=True)[1]  # in the selection
+        self._order = distinct[np.argsort(-scores[distinct], kind="stable")].tolist()
+        self._asked: list[int] = []
+        self.beliefs: list[float] = []  # in the most probable class, after each frame
+        if logits is not None:
+            self._set(np.arange(len(selection)), logits)
+
+    def _set(self, frames: Any, logits: np.ndarray) -> None:
+        """Note the logits [F, C] of some frames of the selection."""
+        if self._logits is None:
+            self._logits = np.zeros((*self._seen.shape, logits.shape[1]))
+        self._logits[0, self.positions[frames]] = logits
+        self._seen[0, self.positions[frames]] = True
+
+    def combined(self, policy: Policy) -> np.ndarray:
+        """Return the answer [C] from what was seen."""
+        assert self._logits is not None
+        answer: np.ndarray = policy.combined(self.evidence, self._logits, self._seen)[0]
+        return answer
+
+    # ---- one frame after another
+
+    def next(self) -> int:
+        """Return the frame of the selection that is asked for next."""
+        return int(self._order[len(self._asked)])
+
+    def add(self, logits: np.ndarray, policy: Policy) -> None:
+        """Note the classifier's logits [C] for the next frame."""
+        self._asked.append(self.next())
+        self._set(self._asked[-1:], logits[None])
+        self.belief = self.combined(policy)
+        self.beliefs.append(round(float(self.belief.max()), 6))
+
+    def done(self, auto: Auto, sure: float) -> bool:
+        enough = len(self._asked) >= auto.min and float(self.belief.max()) >= sure
+        return enough or len(self._asked) == len(self._order)
+
+    def selection_of_seen(self) -> Selection:
+        """Return the selection with the frames that the classifier saw, in time order."""
+        frames, own = np.array(sorted(self._asked)), self.selection
+        parts = {name: getattr(own, name)[frames] for name in ("frame_indices", "pts_seconds", "frames")}
+        return replace(own, scores=None if own.scores is None else own.scores[frames], **parts)
 
 
 class Pipeline:
@@ -253,7 +385,7 @@ class Pipeline:
         num_candidates: T, candidate frames of each video.
         num_frames: N, frames that the classifier sees; 6 if not given, with policy "all" all candidates. "auto" or
             `so.Auto()`: the sampler decides, video by video, as in `select`, with auto_min, auto_max, auto_tolerance.
-        candidates: "exact", "keyframe" or "snap", as in `select`.
+        candidates: "auto", "exact", "keyframe" or "snap", as in `select`.
         size: short side of the frames, never enlarged; None takes 256, or more where sampler or classifier take more.
             Both resize them to their own input.
         batch_size: videos that share one call of the classifier, as far as their frames are equally large.
@@ -266,6 +398,11 @@ class Pipeline:
         workers: videos of a list that are decoded at a time; None takes one a core. Many videos are decoded in
             processes of their own, few in threads; 0 decodes one after the other, in this process.
         keep_frames: keep the pixels in each `prediction.selection`.
+        answer: how the classifier's answers for the chosen frames become one: "mean", as it pools them; "weighted" by
+            the sampler's relevance; or "fused" with what the sampler's class head says about the other frames. None
+            takes what was best on dev in the sampler's training, and the mean where the classifier sees whole clips.
+        auto_sure: with num_frames="auto" and answer "fused" the classifier gets one frame after another until the most
+            probable class has this probability; None takes the value that training found for auto_tolerance.
         classifier_options: arguments of `create_classifier` where `classifier` is a name: weights, input_size, ...
         options: other arguments of `select`: grid, start, end, seed, on_short, decoder, limits, ...
 
@@ -294,6 +431,8 @@ class Pipeline:
         top: int = 5,
         workers: int | None = None,
         keep_frames: bool = False,
+        answer: str | None = None,
+        auto_sure: float | None = None,
         classifier_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -303,7 +442,7 @@ class Pipeline:
         self.num_candidates = check_count("num_candidates", num_candidates, "MAX_CANDIDATES")
         if size is not None:
             check_int("size", size)
-        self.policy = get_policy(sampler, device=device)
+        self.policy = _answering(get_policy(sampler, device=device), answer)
         if num_frames is None and self.policy.name != "all":
             num_frames = min(DEFAULT_NUM_FRAMES, num_candidates)
         allowed = [each.name for each in fields(SelectOptions) if each.name not in _SET_HERE]
@@ -312,16 +451,36 @@ class Pipeline:
                 raise InvalidArgument(
                     f"a pipeline has no option {name!r}; besides its own it takes: {', '.join(allowed)}"
                 )
+        bounds = [options.get(f"auto_{name}") for name in ("min", "max", "tolerance")]
+        auto = auto_of(num_frames, bounds[0], bounds[1], bounds[2], auto_sure)
         # Wrong numbers are refused before a large network is loaded.
         self.options = SelectOptions(
             policy=self.policy,
-            num_frames=num_frames,
+            num_frames=replace(num_frames, sure=None) if isinstance(num_frames, Auto) else num_frames,
             num_candidates=num_candidates,
             candidates=candidates,
             size=size,
             **options,
         )
         self.classifier = _classifier(classifier, device, precision, classifier_options)
+        source = AnswerSource(
+            getattr(self.classifier, "pooling", None) is not None,
+            self.classifier.class_names,
+            bool(getattr(self.classifier, "multi_label", False)),
+            self.classifier.name,
+        )
+        self.policy = with_answer(self.policy, None, source, log.warning)
+        # What another machine needs to build the same pipeline.
+        self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
+        self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision, "answer": answer}
+        self.arguments |= {name: getattr(self.options, name) for name in ("num_candidates", "candidates", *allowed)}
+        self.arguments |= {"num_frames": num_frames, "auto_sure": auto_sure}
+        # Where the classifier is asked frame by frame, the policy only puts the best frames first.
+        self._asking, self._sure = auto, None if auto is None else self.policy.sure_enough(auto)
+        self.options = replace(self.options, policy=self.policy)
+        if self._asking is not None and self._sure is not None:
+            number = self.options.resolved_frames
+            self.options = replace(self.options, num_frames=number, auto_min=None, auto_max=None, auto_tolerance=None)
         # Classifiers themselves have no int8; BatchClassifier does.
         self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
         # Short side of the frames that are decoded, where the video is not smaller.
@@ -330,11 +489,7 @@ class Pipeline:
         length = getattr(self.classifier, "length", None)
         if length is not None:
             length.fitted(self.num_frames, self.classifier.name)
-        # What another machine needs to build the same pipeline.
-        self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
-        self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision}
-        names = ("num_frames", "num_candidates", "candidates", "size", *allowed)
-        self.arguments |= {name: getattr(self.options, name) for name in names}
+        self.arguments["size"] = self.size
         if precision is None and getattr(self.classifier, "precision", "float32") != "float32":
             precision = self.classifier.precision  # type: ignore[attr-defined]  # the object was made with it
         network = self.policy.sampler if type(self.policy) is LearnedPolicy else None
@@ -349,7 +504,14 @@ class Pipeline:
             batch_size=self.batch_size,
             top=self.top,
             keep_frames=check_bool("keep_frames", keep_frames),
+            asking=None if self._sure is None else self._asking,
+            sure=self._sure or 1.0,
         )
+
+    @property
+    def answer(self) -> str:
+        """How the classifier's answers for the chosen frames become one: "mean", "weighted" or "fused"."""
+        return self.policy.answer
 
     @property
     def num_frames(self) -> int:
@@ -369,7 +531,12 @@ class Pipeline:
         from sosampler.classifiers.factory import classifier_identity
 
         identity = classifier_identity(self.classifier, self.precision)
-        return {**self.options.identity(), "classifier": identity, "precision": self.precision, "top": self.top}
+        values = {**self.options.identity(), "classifier": identity, "precision": self.precision, "top": self.top}
+        if self.answer != MEAN:
+            values["answer"] = self.answer
+        if self._asking is not None and self._sure is not None:
+            values |= {**self._asking.to_dict(), "sure": self._sure}
+        return values
 
     def warm_up(self) -> Pipeline:
         """Make the networks ready for speed now; otherwise that is done when there is more than a video or two.
@@ -414,15 +581,24 @@ class Pipeline:
                     yield result
 
     def tasks(self, threads: int | None) -> Callable[[Any], FrameTask]:
-        """Return how a video is decoded: policies without weights choose meanwhile, a network gets all candidates."""
+        """Return how a video is decoded: policies of the package choose meanwhile, a network gets all candidates."""
         options, otherwise = replace(self.options, threads=threads), None
-        if self.policy.spec is not None and not self.policy.has_weights:
+        if can_travel(self.policy):
             step = DecodeStep(replace(options, policy=self.policy.spec))
         elif not self.policy.needs_frames:
             step = DecodeStep(options)
         else:
             step, otherwise = DecodeStep.of_candidates(options), DecodeStep(options)
         return lambda video: FrameTask(video, step, otherwise)
+
+
+def _answering(policy: Policy, answer: str | None) -> Policy:
+    """Return the policy with the answer that is asked for, if any; its name may already say one."""
+    if answer is None:
+        return policy
+    if policy.answer_given not in (None, answer):
+        raise InvalidArgument(f"answer={answer!r} contradicts {policy.name!r}, which names another; give one of them")
+    return policy.answering(answer)
 
 
 def load_classifier(name: Any, *, device: Any = None, **settings: Any) -> VideoClassifier:

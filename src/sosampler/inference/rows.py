@@ -92,6 +92,7 @@ PREDICTION_COLUMNS = {
     "video": _VIDEO,
     "label": Column("text", _at("label")),
     "probability": Column("float", _at("probability")),
+    "answer": Column("text", _at("answer")),
     "top_labels": Column("texts", lambda row: [each["label"] for each in row["top"]]),
     "top_probabilities": Column("floats", lambda row: [each["probability"] for each in row["top"]]),
     "seconds": Column("float", _at("timing", "total")),
@@ -147,6 +148,11 @@ def check_out(out: Path, what: str, *, overwrite: bool = False) -> Path:
     A file that does not hold `what`, "selections" or "predictions", is replaced only with `overwrite`.
     """
     suffix = out.suffix.lower()
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
+        scheme = str(out).partition(":")[0]
+        raise InvalidArgument(
+            f"--out {scheme}:...: rows are written to files here, not to addresses; upload them later"
+        )
     if out.is_dir() and suffix in (".jsonl", ".csv"):
         raise InvalidArgument(f"--out {out}: is a folder; give the name of a file")
     if suffix and not out.is_dir():

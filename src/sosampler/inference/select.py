@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,20 +12,32 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler.errors import InvalidArgument, errors_of
+from sosampler.errors import InvalidArgument, VideoError, errors_of
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
 from sosampler.policies.auto import Auto
-from sosampler.policies.base import Choice, choose_one
-from sosampler.video.candidates import grid_indices, keyframe_positions, rate_times, segment_centres, snap
+from sosampler.policies.base import Choice, Policy, choose_one
+from sosampler.video.candidates import (
+    BEHIND_CUT,
+    at_cuts,
+    grid_indices,
+    keyframe_in_segments,
+    keyframe_positions,
+    keyframes_and_exact,
+    rate_times,
+    segment_centres,
+    segment_ends,
+    snap,
+)
 from sosampler.video.limits import Limits, Size, target_size
-from sosampler.video.reader import FrameBatch, VideoMetadata, VideoReader
+from sosampler.video.reader import FrameBatch, FrameView, VideoMetadata, VideoReader
 from sosampler.video.source import open_video, source_name
 
-# All T candidates are decoded in the final size and kept where they take at most this many bytes. Above, a policy
-# sees small copies, and the N chosen frames are decoded a second time.
+# A policy sees small copies of the candidates, the same whatever size is asked for. The decoded frames are kept beside
+# them up to this many bytes, so that the chosen ones need not be decoded again.
 MAX_KEPT_BYTES = 1 << 30
-_SCORING_SIZE = 256  # short side of these copies, in pixels
+_VIEW_SIZE = 256  # short side of these copies, in pixels, where a policy has none of its own
+_NOTED_BYTES = 20 << 20  # read from an address, from which on a note says how to read less
 
 
 def select(
@@ -33,6 +45,7 @@ def select(
     num_frames: int | str | Auto | None = None,
     *,
     num_candidates: int | None = None,
+    prefer: str | None = None,
     policy: Any = None,
     candidates: str | None = None,
     grid: str = SelectOptions.grid,
@@ -53,20 +66,26 @@ def select(
     auto_tolerance: float | None = None,
     query: str | None = None,
     query_model: Any = None,
+    schemes: Sequence[str] = (),
 ) -> Selection:
     """Choose `num_frames` of the `num_candidates` candidate frames of a video.
 
     Args:
-        source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
+        source: a path, bytes, a binary file-like object, a folder of frame images, an address or a torchcodec
+            `VideoDecoder`.
         num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto" or
             `so.Auto(min, max, tolerance)`: a trained sampler decides, the fewest frames that cost little accuracy.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (general: 32, or 4 N where N is
             above 8; uniform: T = N).
+        prefer: "text" where text is the content, as in slides and screen recordings: the policy is "general-text",
+            which does not avoid frames of text. None avoids them as titles.
         policy: one of `sosampler.list_policies()`, a `Policy`, a sampler, or the folder of a saved one. "+aks",
             "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time. None takes "general", the
             sampler that ships with the package; "uniform" where nothing is decoded or all candidates are taken.
-        candidates: "exact" frames (the default), "keyframe" (many times faster to decode), or "snap": the keyframe
-            where one lies within `snap_tolerance` seconds, else the exact frame.
+        candidates: "exact" frames; "keyframe" (many times faster to decode; exact frames for the rest where there are
+            too few); "snap": the keyframe where one lies within `snap_tolerance` seconds, else the exact frame; or
+            "auto": in each segment of the grid a keyframe, a moment behind it where it sits at a cut, else the exact
+            frame. None takes "auto" for general and query, and "exact" for others.
         grid: where candidates lie: "uniform" (segment centres), "linspace" (ends included, as FrameExit),
             "stratified" (random in each segment, by `seed`), "jitter" (the paper's test grid).
         fps: candidates at this rate instead of a number of them.
@@ -88,6 +107,7 @@ def select(
             than the rest, frames that cover the video. `policy` is then "query+mmr", or "query" with another method.
         query_model: the image-text model that reads the query: a folder or a hub name; the environment variable
             SOSAMPLER_QUERY_MODEL if not given.
+        schemes: of the addresses that may be opened: "https", "http", "s3", "gs", "hf"; none unless given.
 
     Examples:
         >>> import sosampler as so
@@ -105,31 +125,44 @@ def select(
 
 
 def select_with(
-    source: Any, options: SelectOptions, *, enlarge: bool = True, shown_size: int | None = None
+    source: Any,
+    options: SelectOptions,
+    *,
+    enlarge: bool = True,
+    shown_size: int | None = None,
+    keep_frames: bool = True,
 ) -> Selection:
     """Run `select` with its arguments in one object. Without `enlarge`, `size` never exceeds the video's own.
 
-    `shown_size`: short side of the chosen frames, where the policy did not need them in another size, never enlarged.
+    `shown_size`: short side of the chosen frames in place of `size`, never enlarged. Without `keep_frames` they are
+    decoded, so that damage shows, and dropped.
     """
+    policy = options.resolved_policy
+    policy.prepare()
     with open_candidates(source, options, enlarge=enlarge) as opened:
-        policy, video = options.resolved_policy, opened.video
+        video = opened.video
         shown = opened.size if shown_size is None else fit_size(shown_size, video.metadata)
         if options.decode:
             opened.check_output(options, shown)
-        frames: Frames | None = None
-        if policy.needs_frames and opened.can_score(policy.min_size):
-            decoded = opened.decode()
-            frames = decoded.frames
-            video = decoded if options.decode else video
-        elif policy.needs_frames:
-            # Small copies, never larger than stored.
-            size = min(max(_SCORING_SIZE, policy.min_size or 0), video.metadata.width, video.metadata.height)
-            frames = opened.read(video.frame_indices, size).frames
-        choice = choose_frames(video, options, frames)
-        read = partial(opened.read, size=shown) if options.decode and video.frames is None else None
-        selection = build_selection(video, options, choice, read)
+        if policy.needs_frames:
+            view = opened.view(view_size(policy))
+            batch = view.batch
+            video = replace(video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds)
+            choice = choose_frames(video, options, batch.frames)
+            read = partial(view.read, size=shown) if options.decode and keep_frames else None
+        else:
+            choice = choose_frames(video, options, None)
+            read = partial(opened.read, size=shown) if options.decode else None
+        with errors_of(video.video):
+            selection = build_selection(video, options, choice, read)
+        selection = selection if keep_frames else replace(selection, frames=None)
         summary = opened.summary()
         return replace(selection, **{**summary, "notes": (*summary["notes"], *selection.notes)})
+
+
+def view_size(policy: Policy) -> int:
+    """Return the short side, in pixels, of the frames that a policy sees, where the video has it."""
+    return policy.view_size or max(_VIEW_SIZE, policy.min_size or 0)
 
 
 def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames | None) -> Choice:
@@ -188,6 +221,18 @@ class OpenCandidates:
             self.video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds, frames=batch.frames
         )
 
+    def view(self, short_side: int) -> FrameView:
+        """Decode every distinct candidate once, for a policy to look at; never larger than stored."""
+        metadata = self.video.metadata
+        with errors_of(self.video.video):
+            view = self.reader.view(
+                self.video.frame_indices,
+                size=min(short_side, metadata.width, metadata.height),
+                max_bytes=min(MAX_KEPT_BYTES, self.limits.bytes_for(self.reader.file_bytes)),
+            )
+        self.notes.extend(view.batch.notes)
+        return view
+
     def read(self, indices: Indices, size: Size = None) -> FrameBatch:
         """Decode some frames, in the size of the result unless another is given."""
         with errors_of(self.video.video):
@@ -200,14 +245,17 @@ class OpenCandidates:
         total = time.perf_counter() - self.began
         spent = self.video.timing
         timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
-        return {"timing": timing, "notes": tuple(dict.fromkeys((*self.reader.notes, *self.notes)))}
+        notes, transfer = dict.fromkeys((*self.reader.notes, *self.notes)), self.reader.transfer
+        if transfer is not None and self.video.candidates.mode != "keyframe" and transfer["bytes_read"] > _NOTED_BYTES:
+            notes[f"{transfer['bytes_read'] / 1e6:.0f} MB were read; keyframe candidates need far less"] = None
+        return {"timing": timing, "notes": tuple(notes), "transfer": transfer}
 
 
 @contextmanager
 def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
     """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
     began = time.perf_counter()
-    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
+    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps", "schemes")}
     name = source_name(source)
     with errors_of(name):
         reader = open_video(source, **how)
@@ -243,6 +291,8 @@ def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str
     """Place candidates on the grid, moved to keyframes in these modes. Add to the notes what is short."""
     if options.mode == "keyframe":
         return _keyframes(reader, options, notes)
+    if options.mode == "auto":
+        return _auto(reader, options, notes)
     timeline = reader.timeline()  # first: until then the number of frames may be what the container's index claims
     first, last = _frame_range(reader, options)
     targets = frame_indices = _targets(reader, options, first, last, notes)
@@ -280,7 +330,7 @@ def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int,
     if minimum is not None:
         count = min(count, max(minimum, total))
     if total < count:
-        notes += _short(options, "frame", total, f"{count} candidates")
+        notes += _short(options, total, f"{count} candidates")
     # The paper's test grid has its own seed, the same for every video.
     seed = None if options.grid == "jitter" else options.seed
     grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
@@ -305,7 +355,7 @@ def _targets_at_rate(
             f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
             'lower fps, or allow on_short="repeat" or "fewer"'
         )
-    notes += _short(options, "frame", len(distinct), f"{len(targets)} moments at {fps:g} fps")
+    notes += _short(options, len(distinct), f"{len(targets)} moments at {fps:g} fps")
     return distinct if options.on_short == "fewer" else targets
 
 
@@ -319,11 +369,18 @@ def _keyframes(reader: VideoReader, options: SelectOptions, notes: list[str]) ->
         targets = _targets(reader, options, first, last, short)
         keys = reader.keyframe_indices()
         inside = np.flatnonzero((keys >= first) & (keys < last))
+        on_short = cast(Any, options.on_short)
+        if len(inside) < len(targets) and on_short == "repeat":
+            # A policy for keyframes is content with as many as it chooses.
+            if not options.resolved_policy.candidate_mode or len(inside) < (options.resolved_frames or len(targets)):
+                return _keyframes_and_exact(reader, options, notes)
+            on_short = "fewer"
         if not len(inside):
             raise InvalidArgument(
-                f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
+                f"{reader.name}: has no keyframe among the frames to choose from; allow on_short='repeat', which takes "
+                "exact frames then, or take candidates='exact'"
             )
-        positions = inside[keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))]
+        positions = inside[keyframe_positions(targets, keys[inside], on_short=on_short)]
         frame_indices, pts_seconds = reader.locate_keyframes(positions)
         if np.array_equal(frame_indices, keys[positions]) and reader.total_num_frames == total:
             break
@@ -331,14 +388,83 @@ def _keyframes(reader: VideoReader, options: SelectOptions, notes: list[str]) ->
         reader.timeline()
     notes += short
     if len(inside) < len(targets):
-        notes += _short(options, "keyframe", len(inside), f"{len(targets)} candidates")
+        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; each keyframe is listed once")
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)
     return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
 
 
-def _short(options: SelectOptions, what: str, number: int, wanted: str) -> list[str]:
+def _keyframes_and_exact(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
+    """Fill up with exact frames where there are too few keyframes."""
+    timeline = reader.timeline()
+    first, last = _frame_range(reader, options)
+    targets = frame_indices = _targets(reader, options, first, last, notes)
+    keys = timeline.keyframe_indices
+    keys = keys[(keys >= first) & (keys < last)]
+    if len(np.unique(targets)) == len(targets):
+        enough = len(keys) >= len(targets)  # which the container's index did not name
+        frame_indices = keys[keyframe_positions(targets, keys)] if enough else keyframes_and_exact(targets, keys)
+        if not enough:
+            number = "1 keyframe" if len(keys) == 1 else f"{len(keys) or 'no'} keyframes"
+            rest = "the others" if len(keys) else "all"
+            notes.append(f"{number} for {len(targets)} candidates; {rest} are exact frames, which take longer")
+    pts_seconds = timeline.seconds(frame_indices)
+    moved_seconds = pts_seconds - timeline.seconds(targets)
+    return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
+
+
+def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
+    """In each segment of the grid a keyframe, a moment behind it where it sits at a cut, else the exact frame."""
+    if options.fps is not None:
+        reader.timeline()  # which the moments are counted on
+    for is_counted in (False, True):
+        short: list[str] = []
+        total = reader.total_num_frames
+        first, last = _frame_range(reader, options)
+        targets, twin = np.unique(_targets(reader, options, first, last, short), return_inverse=True)
+        frame_indices, ends = targets.copy(), segment_ends(targets, last)
+        keys = _listed_keyframes(reader)
+        inside = np.flatnonzero((keys >= first) & (keys < last))
+        positions = keyframe_in_segments(targets, keys[inside])
+        near = positions >= 0
+        if not near.all() and not is_counted:
+            reader.timeline()  # exact frames are counted, not taken from the container's index
+            continue
+        positions, starts, ends = inside[positions[near]], keys[inside][positions[near]], ends[near]
+        cut = at_cuts(reader.seconds_apart(np.zeros_like(keys), keys))[positions]
+        behind = np.where(cut, np.minimum(BEHIND_CUT, reader.seconds_apart(starts, ends - 1)), 0.0)
+        frame_indices[near], seconds = reader.locate_keyframes(positions, behind)
+        in_segment = (frame_indices[near] >= starts) & (frame_indices[near] < ends)
+        fits = in_segment & (cut | (frame_indices[near] == starts))
+        if fits.all() and reader.total_num_frames == total and np.array_equal(_listed_keyframes(reader), keys):
+            break
+        # The container's index had other numbers (open groups of pictures, or frames that are not there): count again.
+        reader.timeline()
+    notes += short
+    pts_seconds = np.empty(len(targets))
+    pts_seconds[near] = seconds
+    if not near.all():
+        pts_seconds[~near] = reader.timeline().seconds(targets[~near])
+    moved_seconds = reader.seconds_apart(targets, frame_indices)
+    return Candidates(
+        mode=options.mode,
+        grid=options.grid,
+        frame_indices=frame_indices[twin],
+        pts_seconds=pts_seconds[twin],
+        moved_frames=(frame_indices - targets)[twin],
+        moved_seconds=moved_seconds[twin],
+    )
+
+
+def _listed_keyframes(reader: VideoReader) -> Indices:
+    try:
+        return reader.keyframe_indices()
+    except VideoError:  # of a VideoDecoder with approximate seeking, which lists none; exact frames serve
+        return np.empty(0, dtype=np.int64)
+
+
+def _short(options: SelectOptions, number: int, wanted: str) -> list[str]:
     """Return the note on a video that has too few frames; none where that is an error anyway."""
-    handling = f"each {what} is listed once" if options.on_short == "fewer" else f"{what}s are repeated evenly"
-    return [] if options.on_short == "error" else [f"{number} {what}s for {wanted}; {handling}"]
+    handling = "each frame is listed once" if options.on_short == "fewer" else "frames are repeated evenly"
+    return [] if options.on_short == "error" else [f"{number} frames for {wanted}; {handling}"]

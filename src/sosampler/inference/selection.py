@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import SosamplerError
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.base import Choice
+from sosampler.samplers.answer import Evidence
 from sosampler.video.candidates import segment_centres
 from sosampler.video.reader import FrameBatch, VideoMetadata
 
@@ -20,7 +21,7 @@ from sosampler.video.reader import FrameBatch, VideoMetadata
 class Candidates:
     """The T frames from which a policy chooses."""
 
-    mode: str  # exact, keyframe or snap
+    mode: str  # exact, keyframe, snap or auto
     grid: str
     frame_indices: Indices  # [T], in time order; repeats where the video is short
     pts_seconds: Seconds  # [T]
@@ -43,6 +44,13 @@ class Candidates:
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
 
+class Known(NamedTuple):
+    """What an answer needs to know of the candidates besides the classifier's answers."""
+
+    evidence: Evidence  # of this video as a batch of one, [1, D]: each distinct candidate once
+    positions: Indices  # [N], which of the D each chosen frame is
+
+
 @dataclass(frozen=True, eq=False)
 class Selection:
     """N chosen frames of one video, in time order."""
@@ -62,6 +70,8 @@ class Selection:
     # Of a query: its text and model, the share of the candidates that its scores are spread over, and whether that is
     # a part of the video ("localised").
     query: dict[str, Any] | None = None
+    known: Known | None = field(default=None, repr=False)  # where the answer is not the mean of the frames' answers
+    transfer: dict[str, Any] | None = None  # of an address: bytes read, of how many, and in how many requests
 
     def __post_init__(self) -> None:
         count = len(self.frame_indices)
@@ -130,6 +140,7 @@ class Selection:
             "pts_seconds": self.pts_seconds.tolist(),
             "scores": None if self.scores is None else self.scores.tolist(),
             "candidates": self.candidates.to_dict(),
+            **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
             "metadata": self.metadata.to_dict(),
             "video_metadata": self.to_video_metadata(),
             "timing": dict(self.timing),
@@ -148,6 +159,7 @@ class CandidateFrames:
     metadata: VideoMetadata
     timing: dict[str, float] = field(default_factory=dict)  # seconds, by the names that a selection has
     notes: tuple[str, ...] = ()
+    transfer: dict[str, Any] | None = None  # of an address, as a selection has it
     frames: Frames | None = None  # [D, H, W, 3]; None where they are not decoded, or in another process's memory
 
 
@@ -194,4 +206,6 @@ def build_selection(
         notes=notes,
         asked=None if options.auto is None else options.auto.to_dict(choice.expected),
         query=choice.query,
+        known=None if choice.evidence is None else Known(choice.evidence, positions),
+        transfer=video.transfer,
     )

@@ -37,24 +37,22 @@ from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, F
 from sosampler.inference.many import IMAGE_FORMATS, write_image
 from sosampler.inference.options import DEFAULT_POLICY, SelectOptions
 from sosampler.inference.rows import Row, as_text
-from sosampler.inference.select import open_candidates
+from sosampler.inference.select import open_candidates, view_size
 from sosampler.policies.base import Batch
 from sosampler.policies.collection import choose_distinct, reduced
 from sosampler.policies.registry import can_travel
 from sosampler.video.discover import labels, listed_videos
-from sosampler.video.limits import target_size
 from sosampler.video.source import open_video
 
 KIND, VERSION = "sosampler collection", 1
 FRAMES, FAILED = "frames.jsonl", "_failed.jsonl"
 _RUN, _FEATURES, _IMAGES = "_run.json", "_features", "images"
-_VIEW_SIZE = 256  # short side of the copies that a policy scores, in pixels, where it names none
 _AT_A_TIME = 8  # frames in full size in memory
 _MAX_NAME = 120  # characters of a video's name in the names of its images
 _IMAGE = re.compile(r".+_frame\d{6,}_-?\d+\.\d{3}s\.(jpg|png)")
 # Arguments of `select` that a budget over all videos sets itself.
 SET_HERE = (
-    *("num_frames", "min_candidates", "on_short", "decode", "query", "query_model"),
+    *("num_frames", "min_candidates", "on_short", "decode", "query", "query_model", "schemes"),
     *("auto_min", "auto_max", "auto_tolerance"),
 )
 
@@ -175,7 +173,7 @@ class TotalJob:
                 f"at_least={at_least} of {num_videos} videos are {at_least * num_videos} frames, more than "
                 f"total={total}; raise total, or lower at_least"
             )
-        policy = options.get("policy") or DEFAULT_POLICY
+        policy = options.get("policy") or (None if options.get("prefer") else DEFAULT_POLICY)
         chosen = {**options, "policy": policy, "num_frames": 1, "on_short": "fewer"}
         select = SelectOptions(**chosen)
         resolved = select.resolved_policy
@@ -400,12 +398,7 @@ class ScoreStep:
     def _score(self, video: str) -> int:
         policy = self.options.resolved_policy
         with open_candidates(video, self.options) as opened:
-            metadata, indices = opened.video.metadata, opened.video.frame_indices
-            # Small copies, never larger than stored.
-            size = min(policy.min_size or _VIEW_SIZE, metadata.width, metadata.height)
-            shape = target_size(metadata.width, metadata.height, size)
-            opened.limits.check_bytes(opened.reader.name, len(indices), *shape, opened.reader.file_bytes)
-            seen = opened.read(indices, size)
+            seen = opened.view(view_size(policy)).batch
         # A damaged frame is replaced by its neighbour, which may be a candidate too.
         _, first = np.unique(seen.frame_indices, return_index=True)
         batch = Batch(len(first), np.array([len(first)]), seen.frames[first][None], seen.pts_seconds[first][None])

@@ -54,6 +54,7 @@ class VideoTools:
     query_model: Any = None
     max_images: int = MAX_IMAGES  # that one call may give
     limits: Limits = field(default_factory=Limits)
+    candidates: str | None = None  # as in `select`; None: by policy
 
     def __post_init__(self) -> None:
         """Refuse now what would fail at every call."""
@@ -65,6 +66,7 @@ class VideoTools:
                 raise InvalidArgument(f"{folder}: no such folder; name folders whose videos the assistant may see")
         object.__setattr__(self, "folders", tuple(folder.resolve() for folder in self.folders))
         object.__setattr__(self, "policy", get_policy(DEFAULT_POLICY if self.policy is None else self.policy))
+        SelectOptions(policy=self.policy, candidates=self.candidates)  # which checks them
         if self.query_model is not None:
             from sosampler.policies.image_text import ImageTextModel, load_image_text
 
@@ -117,6 +119,7 @@ class VideoTools:
         budget = None if max_tokens is None else max_tokens - (sheet_tokens if contact_sheet else 0)
         count, side = fit_images(metadata, most, budget)
         shared: dict[str, Any] = {"start": start, "end": end, "limits": self.limits, "on_short": "fewer"}
+        shared["candidates"] = self.candidates
         shared |= {"policy": self.policy} if query is None else {"query": query, "query_model": self.query_model}
         decides = query is not None or self.policy.auto_refusal() is None
         number = Auto(min(_MIN_AUTO, count), count, _TOLERANCE) if num_frames == AUTO and decides else count

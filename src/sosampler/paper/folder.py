@@ -221,9 +221,9 @@ class TrainingChecks:
     def _settings(self, training: Training, location: Location, seed: int) -> dict[str, Any]:
         """Return what `train` writes about a run and compares, as far as it is known beforehand."""
         recipe, request = training.full_recipe(seed), self._request
-        settings: dict[str, Any] = {"bank": location.identity, "recipe": recipe.to_dict()}
         if not isinstance(recipe, SamplerRecipe):
             return {**run_settings(location.bank, self._sources_of(recipe, location), recipe), "kind": BASELINE}
+        settings: dict[str, Any] = {"bank": location.identity, "recipe": recipe.identity()}
         weights = request.weights
         start = None if weights is None else _new_sampler(location, recipe, weights).fingerprint()
         settings |= {"kind": SAMPLER, "teacher": {"name": location.teacher, "asked": "bank"}, "start": start}

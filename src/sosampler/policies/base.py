@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,11 +14,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Frames, Indices, Seconds
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
+from sosampler.samplers.answer import Evidence
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN
 
 Scores = NDArray[np.floating[Any]]
+Numbers = NDArray[np.float64]
 _T = TypeVar("_T")
+
+
+class AnswerSource(NamedTuple):
+    """What an answer must know of the classifier that it is made with."""
+
+    pooled: bool  # whether it has answers for single frames
+    class_names: Sequence[str]
+    multi_label: bool
+    name: str
 
 
 @dataclass(eq=False)
@@ -88,7 +101,9 @@ class Policy:
     description: str = ""
     needs: Collection[str] = frozenset()  # of "frames", "teacher" (outputs of the teacher) and "labels"
     candidate_mode: str | None = None  # "keyframe" for a policy that makes sense among keyframes only
+    default_mode: str = "exact"  # candidates where the user names none: "auto" where any frame nearby will do
     min_size: int | None = None  # short side of the frames that it must see, where the video has that
+    view_size: int | None = None  # short side of what `select` shows it; None: 256, or `min_size` where that is more
     has_weights: bool = False  # whether `fingerprint` gives one
     has_own_number: bool = False  # whether `own_number` replaces N; `evaluate` then has one row for each T
     # Text by which `get_policy` gives the same policy in another process; None where it cannot.
@@ -97,6 +112,10 @@ class Policy:
     def __init_subclass__(cls) -> None:
         if not cls.name:
             cls.name = cls.__name__
+
+    def prepare(self) -> None:
+        """Begin, without waiting, what `choose` will need: `select` calls it before it opens the video."""
+        return None
 
     def default_candidates(self, num_frames: int) -> int:
         """Return T where the user gives none: enough to choose from, at least four a frame."""
@@ -149,6 +168,52 @@ class Policy:
     def query_result(self, batch: Batch) -> dict[str, Any] | None:
         """Return whether the text of a query has its moments in a single video, ready for JSON; None without one."""
         return None
+
+    # ---- the answer from the frames that it chooses, of a classifier with answers for single frames
+
+    @property
+    def answer(self) -> str:
+        """How the classifier's answers for the chosen frames become one: "mean", or of samplers another."""
+        return MEAN
+
+    @property
+    def answer_given(self) -> str | None:
+        """The answer where the user named it, else None."""
+        return None
+
+    def answering(self, answer: str) -> Policy:
+        """Return the same policy with another answer."""
+        if one_of("answer", answer, ANSWERS) == MEAN:
+            return self
+        raise InvalidArgument(
+            f"answer={answer!r} is for trained samplers, and not for the policy {self.name!r}; give {MEAN!r}, or the "
+            "folder of a sampler"
+        )
+
+    def answer_refusal(self, source: AnswerSource) -> str | None:
+        """Return why its answer cannot be made with a classifier, or None where it can."""
+        return None
+
+    def evidence(self, batch: Batch) -> Evidence | None:
+        """Return what its answer needs to know of the candidates besides the classifier's answers; None for a mean."""
+        return None
+
+    def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> Numbers:
+        """Return its answer [B, C] from the classifier's logits for single frames [B, T, C] that were seen [B, T]."""
+        raise InvalidArgument(f"the policy {self.name!r} answers by the mean, which is the classifier's own")
+
+    def sure_enough(self, auto: Auto) -> float | None:
+        """Return the belief at which it stops to ask; None where it decides on the number of frames beforehand."""
+        if auto.sure is not None:
+            raise InvalidArgument(
+                f"auto_sure={auto.sure:g} is for samplers with answer={FUSED!r} and exclusive classes, which ask for "
+                f"one frame after another, and not for {self.name!r} with answer={self.answer!r}; leave it out"
+            )
+        return None
+
+    def beliefs(self, evidence: Evidence, logits: NDArray[Any], order: Indices) -> Numbers:
+        """Return its answer after the first 1, 2, ..., K frames of an order [B, K]: [B, K, C]."""
+        raise InvalidArgument(f"the policy {self.name!r} does not ask for one frame after another")
 
     def auto_refusal(self) -> str | None:
         """Return why num_frames="auto" cannot be used, or None where it can."""
@@ -225,6 +290,7 @@ class Choice(NamedTuple):
     scores: Scores | None = None  # [T], where the policy has scores
     expected: NDArray[np.float64] | None = None  # [T], of the k best at k - 1, where it decided on N
     query: dict[str, Any] | None = None  # what `query_result` gives
+    evidence: Evidence | None = None  # of a batch of this video, where the answer is not the mean
 
 
 def choose(policy: Policy, batch: Batch, num_frames: int) -> Indices:
@@ -278,13 +344,11 @@ def choose_one(
         num_frames = int(count_frames(expected, replace(auto, min=min(auto.min, largest), max=largest))[0])
     positions = choose(policy, batch, num_frames)[0]
     scores = scores_of(policy, batch) if policy.has_scores else None
-    expected_here = None if expected is None else expected[0]
-    return Choice(positions, None if scores is None else scores[0], expected_here, policy.query_result(batch))
+    of_one = None if scores is None else scores[0], None if expected is None else expected[0]
+    return Choice(positions, *of_one, policy.query_result(batch), policy.evidence(batch))
 
 
 # ---- the accuracy expected of the k best frames, and the number of frames to choose by it
-
-Numbers = NDArray[np.float64]
 
 # Chosen on the dev reels of benchmarks/adaptive.py, as the tolerance was.
 SPREAD = 0.7  # error of the sampler about one frame, in units of the softmax's logits

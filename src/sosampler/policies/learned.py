@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,18 +17,29 @@ from numpy.typing import NDArray
 
 import sosampler.samplers
 from sosampler._util.arrays import Indices
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
-from sosampler.policies.auto import AUTO
-from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
-from sosampler.policies.visual import typical_order
+from sosampler.policies.auto import AUTO, Auto
+from sosampler.policies.base import (
+    AnswerSource,
+    Batch,
+    Numbers,
+    Policy,
+    Scores,
+    expected_by_belief,
+    expected_by_confidence,
+)
+from sosampler.policies.visual import blends, edge_maps, typical_order
+from sosampler.samplers.answer import Evidence, beliefs_in_order, combine, sure_for
 from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
-from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, load_sampler
+from sosampler.samplers.registry import ANSWERS, CONFIG, FUSED, MEAN, MODEL, WEIGHTS, has_belief, load_sampler
 
 # One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 _MAX_LOADED = 4  # samplers that stay in memory after they were loaded from a folder
 ONNX = "onnx"  # the device that is the CPU without torch
+_FUSED_NEEDS = ", and needs a class head"
 ENOUGH = 0.5  # k frames are enough for a sampler with a budget head where that is as likely as not: the median
 _TORCH = ("torch", "torchvision", "safetensors")  # what a torch sampler needs; torchcodec's extra brings torch alone
 
@@ -50,6 +63,7 @@ class LearnedPolicy(Policy):
 
     def __init__(self, sampler: Any, name: str = "sosampler") -> None:
         self.sampler, self.name = sampler, name
+        self._answer: str | None = None  # where the user named it
         preprocessing = getattr(sampler, "preprocessing", None)
         self.min_size = None if preprocessing is None else min_short_side(preprocessing)
 
@@ -98,14 +112,82 @@ class LearnedPolicy(Policy):
             )
         return None
 
-    def answer_refusal(self) -> str | None:
+    def own_answer_refusal(self) -> str | None:
         """Return why the sampler has no answer of its own, or None where it has one."""
         config = getattr(self.sampler, "config", None) or {}
         return None if config.get("num_classes") and hasattr(self.sampler, "look") else "has no class head"
 
-    def answer(self, batch: Batch) -> Numbers:
+    def own_answer(self, batch: Batch) -> Numbers:
         """Return the sampler's own probabilities of the video's classes [B, C]."""
-        return answer_of(self.sampler, self.outputs(batch), batch.counts)
+        return own_answer_of(self.sampler, self.outputs(batch), batch.counts)
+
+    # ---- the answer from the frames that it chooses
+
+    @property
+    def answer(self) -> str:
+        return self._answer or str(self._answer_settings.get("default", MEAN))
+
+    @property
+    def answer_given(self) -> str | None:
+        return self._answer
+
+    @property
+    def method(self) -> str:
+        """What stands behind the + of its name."""
+        return self._answer or ""
+
+    @property
+    def _answer_settings(self) -> dict[str, Any]:
+        return (getattr(self.sampler, "config", None) or {}).get("answer") or {}
+
+    def answering(self, answer: str) -> LearnedPolicy:
+        if one_of("answer", answer, ANSWERS) not in (MEAN, *self._answer_settings):
+            raise InvalidArgument(
+                f"{self.name}: this sampler has no answer {answer!r}, which training fits on the dev split for "
+                f"a classifier that averages the logits of single frames{_FUSED_NEEDS if answer == FUSED else ''}; "
+                f"train it again on such a bank, or give {MEAN!r}"
+            )
+        changed = copy.copy(self)
+        changed._answer = answer
+        return changed
+
+    def answer_refusal(self, source: AnswerSource) -> str | None:
+        config = getattr(self.sampler, "config", None) or {}
+        if self.answer == MEAN:
+            return None
+        if self.sampler.calibration is None:
+            return "this sampler is not calibrated, so that it cannot tell how relevant a frame is"
+        if not source.pooled:
+            return f"the classifier {source.name} sees whole clips and has no answers for single frames"
+        if config["multi_label"] != source.multi_label:
+            return "one of sampler and classifier has classes that exclude each other, and the other has not"
+        names, wanted = config.get("class_names"), list(source.class_names)
+        if self.answer == FUSED and (config["num_classes"] != len(wanted) or (names and list(names) != wanted)):
+            return f"the sampler has other classes ({config['num_classes']}) than the classifier ({len(wanted)})"
+        return None
+
+    def evidence(self, batch: Batch) -> Evidence | None:
+        if self.answer == MEAN:
+            return None
+        return self.evidence_of(self.scores(batch), self.outputs(batch).class_logits, batch.mask)
+
+    def evidence_of(self, scores: Any, class_logits: Any, real: NDArray[np.bool_]) -> Evidence:
+        """Return the evidence by outputs of the sampler: scores [B, T], class logits [B, T, C]."""
+        slope, offset = self.sampler.calibration
+        relevance = sigmoid(slope * _array(scores).astype(np.float64) + offset)
+        return Evidence(relevance, None if class_logits is None else _array(class_logits).astype(np.float64), real)
+
+    def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> Numbers:
+        settings, multi_label = self._answer_settings[self.answer], self.sampler.config["multi_label"]
+        return combine(self.answer, settings, evidence, logits, seen, multi_label=multi_label)
+
+    def sure_enough(self, auto: Auto) -> float | None:
+        if self.answer != FUSED or self.sampler.config["multi_label"]:
+            return super().sure_enough(auto)
+        return sure_for(self._answer_settings, auto.tolerance) if auto.sure is None else auto.sure
+
+    def beliefs(self, evidence: Evidence, logits: NDArray[Any], order: Indices) -> Numbers:
+        return beliefs_in_order(self._answer_settings[FUSED], evidence, logits, order)
 
     def gmacs(self, num_candidates: int) -> float | None:
         return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
@@ -213,7 +295,7 @@ def expected_by_budget(needed: NDArray[Any], counts: NDArray[np.int64], num_cand
 # ---- the sampler's own answer
 
 
-def answer_of(sampler: Any, outputs: Any, counts: NDArray[np.int64]) -> Numbers:
+def own_answer_of(sampler: Any, outputs: Any, counts: NDArray[np.int64]) -> Numbers:
     """Return the probabilities of a video's classes [B, C] by the class head, of the first `counts` [B] candidates.
 
     With a belief they are that belief. Otherwise the mean of the frames' class logits answers.
@@ -318,21 +400,46 @@ GENERAL_GMACS = 0.098  # multiply-adds of its network at that size, in billions 
 
 # Chosen on images and clips that were held out of its training (benchmarks/results/general_sampler.json).
 CHOICE: dict[str, float] = {
-    "clearness": 0.05,
+    "clearness": 0.3,
+    "clear": 0.65,
     "sharpness": 4.0,
     "movement": 8.0,
     "most_movement": 0.1,
-    "redundancy": 0.5,
+    "redundancy": 0.3,
     "alike": 0.7,
+    "coverage": 2.0,
+    "reach": 0.0625,
+    "still": 0.003,
 }
+# Where text is the content: the fullest slides count, nothing moves, and slides of one talk share much of their layout.
+TEXT_CHOICE = CHOICE | {"clearness": 1.0, "clear": 1.0, "movement": 0.0, "redundancy": 1.0, "alike": 0.4}
 # Frames this similar show the same, for num_frames="auto".
 _SHOWN = 0.95
 
 
 @lru_cache(maxsize=1)
+def _general_loading() -> Future[OnnxSampler]:
+    """Begin to read the general sampler in a thread, while others open and decode a video."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="sosampler-load")
+    loading = pool.submit(OnnxSampler.from_pretrained, FOLDER)
+    pool.shutdown(wait=False)
+    return loading
+
+
 def general_sampler() -> OnnxSampler:
     """Return the general sampler, read once a process."""
-    return OnnxSampler.from_pretrained(FOLDER)
+    with _locks_guard:
+        loading = _general_loading()
+    return loading.result()
+
+
+class _Seen(NamedTuple):
+    """What is known of the candidates of a batch, padding at the end."""
+
+    order: Indices  # [B, T], the order of choice
+    value: Numbers  # [B, T]
+    features: NDArray[Any]  # [B, T, D]
+    quality: Numbers  # [B, T], 0..1
 
 
 class General(Policy):
@@ -341,28 +448,35 @@ class General(Policy):
     name = "general"
     description = "clear frames that show what the video shows, none twice: a sampler that ships with the package"
     needs = frozenset({"frames"})
-    min_size = GENERAL_SIZE
+    min_size = view_size = GENERAL_SIZE
+    default_mode = "auto"
     has_weights = True
+    settings = CHOICE
+
+    def prepare(self) -> None:
+        if self.has_weights:
+            with _locks_guard:
+                _general_loading()
 
     def scores(self, batch: Batch) -> Scores:
-        return self._ranked(batch)[1]
+        return self._seen(batch).value
 
     def features(self, batch: Batch) -> NDArray[Any]:
-        return self._ranked(batch)[2]
+        return self._seen(batch).features
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
-        return np.sort(self._ranked(batch)[0][:, :num_frames], axis=1)
+        return np.sort(self._seen(batch).order[:, :num_frames], axis=1)
 
     def quality(self, batch: Batch) -> Numbers:
         """Return how clear each candidate is, 0..1, [B, T]."""
-        return self._ranked(batch)[3]
+        return self._seen(batch).quality
 
     def expected(self, batch: Batch) -> Numbers:
         """Return at [:, k - 1] the share of what the video shows that the first k of the order show, [B, T].
 
         A candidate counts by its quality, and is shown where a chosen one has a similarity of `_SHOWN` or more.
         """
-        order, _, features, quality = self._ranked(batch)
+        order, _, features, quality = self._seen(batch)
         table = np.full(order.shape, -np.inf)
         for row, count in enumerate(batch.counts.tolist()):
             unit = features[row, :count] / np.maximum(
@@ -373,24 +487,59 @@ class General(Policy):
             table[row, :count] = weight @ np.maximum.accumulate(similarity, axis=1)
         return table
 
-    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers, Numbers, Numbers]:
-        """Return the order of choice and the value of each [B, T], features [B, T, D], quality [B, T], once a batch."""
-        return batch.cached("general", lambda: self._rank(batch))
+    def _seen(self, batch: Batch) -> _Seen:
+        """Look at a batch, once."""
+        return batch.cached(self.name, lambda: self._look(batch))
 
-    def _rank(self, batch: Batch) -> tuple[Indices, Numbers, Numbers, Numbers]:
+    def _look(self, batch: Batch) -> _Seen:
+        assert batch.frames is not None, "it needs frames"
+        quality, features = self._outputs(batch)
+        order = np.tile(np.arange(batch.num_candidates), (len(batch), 1))
+        value = np.zeros(order.shape)
+        for row, count in enumerate(batch.counts.tolist()):
+            quality[row, :count] *= 1 - blends(batch.frames[row, :count])
+            times = None if batch.pts_seconds is None else batch.pts_seconds[row, :count]
+            order[row, :count], value[row, :count] = typical_order(
+                quality[row, :count], features[row, :count], count, times=times, **self.settings
+            )
+        return _Seen(order, value, features, quality)
+
+    def _outputs(self, batch: Batch) -> tuple[Numbers, NDArray[Any]]:
+        """Return the quality [B, T] and the features [B, T, D] of each candidate by itself."""
         outputs = run_sampler(general_sampler(), batch)
         quality = sigmoid(outputs.scores.astype(np.float64))
         if not (np.isfinite(quality).all() and np.isfinite(outputs.features).all()):
             raise SosamplerError("the scores of the general sampler are not finite; install sosampler again")
-        order = np.tile(np.arange(batch.num_candidates), (len(batch), 1))
-        value = np.zeros(order.shape)
-        for row, count in enumerate(batch.counts.tolist()):
-            features = outputs.features[row, :count]
-            order[row, :count], value[row, :count] = typical_order(quality[row, :count], features, count, **CHOICE)
-        return order, value, outputs.features, quality
+        return quality, outputs.features
 
     def gmacs(self, num_candidates: int) -> float:
         return GENERAL_GMACS * num_candidates
 
     def fingerprint(self) -> str:
         return str(general_sampler().fingerprint())
+
+
+class GeneralText(General):
+    """Choose slides and screens by their text: for videos in which text is the content, not a caption or a title.
+
+    Quality is how much is written or drawn on a frame, so that of a slide that builds up the fullest is taken, and a
+    blank one is not. Features are small edge maps: to the network all slides of a talk look alike. No network is run.
+    """
+
+    name = "general-text"
+    description = "slides and screens that differ, the fullest of each: for videos whose content is text"
+    settings = TEXT_CHOICE
+    has_weights = False
+
+    def _outputs(self, batch: Batch) -> tuple[Numbers, NDArray[Any]]:
+        assert batch.frames is not None, "it needs frames"
+        edges = np.stack([edge_maps(video) for video in batch.frames])  # [B, T, D]
+        detail = edges.mean(axis=2, dtype=np.float64)
+        most = np.where(batch.mask, detail, 0).max(axis=1, keepdims=True)
+        return detail / np.maximum(most, 1e-9), edges
+
+    def gmacs(self, num_candidates: int) -> float:
+        return 0.0
+
+    def fingerprint(self) -> None:  # type: ignore[override]
+        return None

@@ -60,7 +60,7 @@ class _Positional(Policy):
     positions: Callable[[int, int], Indices]  # T, N -> positions [N]
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
-        by_count = {count: self.positions(count, num_frames) for count in np.unique(batch.counts).tolist()}
+        by_count = {count: self.positions(count, num_frames) for count in set(batch.counts.tolist())}
         return np.stack([by_count[count] for count in batch.counts.tolist()])
 
 

@@ -92,6 +92,7 @@ class QueryPolicy(Policy):
     """Choose by the scores of a text, and evenly in time where these are flat: the query then has no moment."""
 
     needs = frozenset({"frames"})
+    default_mode = "auto"
     has_weights = True
 
     def __init__(self, text: str, model: ImageTextModel, method: str = "") -> None:
@@ -99,7 +100,7 @@ class QueryPolicy(Policy):
         self._chooser = with_method(self.relevance, method) if method else self.relevance
         self._uniform, self._general = Uniform(), General()
         self.name, self.description = self._chooser.name, self._chooser.description
-        self.min_size = self.relevance.min_size
+        self.min_size = self.view_size = self.relevance.min_size
 
     def default_candidates(self, num_frames: int) -> int:
         return self.relevance.default_candidates(num_frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Policy, Scores, scores_of, top
-from sosampler.policies.learned import General, LearnedPolicy, check_light_device, load_policy, policy_of
+from sosampler.policies.base import AnswerSource, Batch, Policy, Scores, scores_of, top
+from sosampler.policies.learned import General, GeneralText, LearnedPolicy, check_light_device, load_policy, policy_of
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
 from sosampler.policies.score_rules import METHODS, dpp, facility_location, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import (
@@ -29,6 +31,8 @@ from sosampler.policies.visual import (
     MotionUniform,
     Thumbnail,
 )
+from sosampler.samplers.answer import Evidence
+from sosampler.samplers.registry import ANSWERS, MEAN
 
 # ---- oracles: they know the teacher's outputs, and the labels but for "semi-optimal-max" and "attainable".
 # `Batch.teacher` computes what they need; `sosampler.evaluation` provides it.
@@ -107,7 +111,7 @@ class Optimal(Policy):
 # ---- the table
 
 _SIMPLE = (Uniform, Random, Everything, Centre, Keyframe, FrameDifference, FrameExitOrder, DifferencePeaks)
-_VISUAL = (MotionUniform, FarthestFirst, Dpp, Kts, Thumbnail, General)
+_VISUAL = (MotionUniform, FarthestFirst, Dpp, Kts, Thumbnail, General, GeneralText)
 _ORACLES = (SemiOptimalMax, SemiOptimal, Attainable, ClassFrames, Optimal)
 # Policies of the package, and those that are registered.
 _POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *_VISUAL, *_ORACLES)}
@@ -116,6 +120,7 @@ for _policy in _POLICIES.values():
 
 _REDUNDANCY: dict[str, Callable[..., Indices]] = {"mmr": mmr, "dpp": dpp, "facility": facility_location}
 METHOD_NAMES = (*METHODS, *_REDUNDANCY)
+OF_SAMPLER = "sampler"  # what rows of FOLDER+answer name as their answer
 ANSWER = "answer"  # behind the + of a sampler in `evaluate`: its own answer, without the classifier
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:Class
 _CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler or baseline
@@ -131,11 +136,15 @@ class MethodPolicy(Policy):
         if self.reduces_redundancy and not base.needs_teacher:
             self.needs = {*base.needs, "frames"}
         self.candidate_mode, self.min_size, self.has_weights = base.candidate_mode, base.min_size, base.has_weights
+        self.default_mode, self.view_size = base.default_mode, base.view_size
         self.spec = None if base.spec is None else f"{base.spec}+{method}"
 
     @property
     def reduces_redundancy(self) -> bool:
         return self.method in _REDUNDANCY
+
+    def prepare(self) -> None:
+        self.base.prepare()
 
     def default_candidates(self, num_frames: int) -> int:
         return self.base.default_candidates(num_frames)
@@ -148,6 +157,28 @@ class MethodPolicy(Policy):
 
     def features(self, batch: Batch) -> NDArray[Any]:
         return self.base.features(batch)
+
+    @property
+    def answer(self) -> str:
+        return self.base.answer
+
+    @property
+    def answer_given(self) -> str | None:
+        return self.base.answer_given
+
+    def answering(self, answer: str) -> MethodPolicy:
+        changed = copy.copy(self)
+        changed.base = self.base.answering(answer)
+        return changed
+
+    def answer_refusal(self, source: AnswerSource) -> str | None:
+        return self.base.answer_refusal(source)
+
+    def evidence(self, batch: Batch) -> Evidence | None:
+        return self.base.evidence(batch)
+
+    def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return self.base.combined(evidence, logits, seen)
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         values = self.unit_scores(batch)
@@ -177,7 +208,7 @@ class OwnAnswer(Policy):
     has_own_number, has_weights, method = True, True, ANSWER
 
     def __init__(self, base: Policy) -> None:
-        refusal = base.answer_refusal() if isinstance(base, LearnedPolicy) else "is no trained sampler"
+        refusal = base.own_answer_refusal() if isinstance(base, LearnedPolicy) else "is no trained sampler"
         if not isinstance(base, LearnedPolicy) or refusal:
             raise InvalidArgument(
                 f"policy={base.name + '+' + ANSWER!r}: {base.name!r} {refusal}, so it has no answer of its own; give "
@@ -186,9 +217,13 @@ class OwnAnswer(Policy):
         self.base, self.name, self.min_size = base, f"{base.name}+{ANSWER}", base.min_size
         self.description = "the answer of the sampler's own class head, without the classifier"
 
-    def answer(self, batch: Batch) -> NDArray[np.float64]:
+    @property
+    def answer(self) -> str:
+        return OF_SAMPLER
+
+    def own_answer(self, batch: Batch) -> NDArray[np.float64]:
         """Return the probabilities of the classes [B, C]."""
-        return self.base.answer(batch)
+        return self.base.own_answer(batch)
 
     def own_number(self, batch: Batch) -> Indices:
         return np.zeros(len(batch), dtype=np.int64)
@@ -201,9 +236,13 @@ class OwnAnswer(Policy):
 
 
 def with_method(policy: Policy, method: str) -> Policy:
-    """Return the policy that chooses from another one's scores by a method, or the sampler's own answer."""
+    """Return the policy that chooses from another one's scores by a method, answers otherwise, or answers itself."""
     if method == ANSWER:
         return OwnAnswer(policy)
+    if method in ANSWERS:
+        answered = policy.answering(method).renamed(f"{policy.name}+{method}")
+        answered.spec = None if policy.spec is None else f"{policy.spec}+{method}"
+        return answered
     if method not in METHOD_NAMES:
         raise InvalidArgument(f"method={method!r} is unknown; choose one of: {', '.join(METHOD_NAMES)}")
     if not policy.has_scores or isinstance(policy, MethodPolicy):
@@ -216,14 +255,39 @@ def with_method(policy: Policy, method: str) -> Policy:
     return MethodPolicy(policy, method)
 
 
+def with_answer(policy: Policy, answer: str | None, source: AnswerSource, note: Callable[[str], None]) -> Policy:
+    """Return the policy with the answer that is asked for, or else with the best on dev that this classifier allows.
+
+    Policies without a sampler have the mean whatever is asked for. An answer that was asked for and cannot be given is
+    refused; one that only was the best on dev gives way to the mean, with a note.
+    """
+    if answer is not None:
+        one_of("answer", answer, ANSWERS)
+        if policy.answer_given is None and isinstance(_sampler_policy(policy), LearnedPolicy):
+            policy = policy.answering(answer)
+    refusal = policy.answer_refusal(source)
+    if refusal is None:
+        return policy
+    if policy.answer_given is not None:
+        raise InvalidArgument(
+            f"{policy.name}: answer={policy.answer!r} cannot be used, since {refusal}; give {MEAN!r}, or leave it out"
+        )
+    note(f"{policy.name}: the answer is the mean over frames instead of {policy.answer!r}, since {refusal}")
+    return policy.answering(MEAN)
+
+
+def _sampler_policy(policy: Policy) -> Policy:
+    return policy.base if isinstance(policy, MethodPolicy) else policy
+
+
 def split_method(text: str) -> tuple[str, str]:
-    """Split NAME+METHOD or NAME+answer; the method is "" where there is none.
+    """Split NAME+METHOD, NAME+answer or NAME+fused (mean, weighted); the method is "" where there is none.
 
     >>> split_method("runs/first+nms"), split_method("runs/a+b")
     (('runs/first', 'nms'), ('runs/a+b', ''))
     """
     base, _, method = text.rpartition("+")
-    return (base, method) if base and method in (*METHOD_NAMES, ANSWER) else (text, "")
+    return (base, method) if base and method in (*METHOD_NAMES, ANSWER, *ANSWERS) else (text, "")
 
 
 def is_saved_folder(text: str) -> bool:

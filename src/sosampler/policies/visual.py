@@ -295,8 +295,21 @@ def _cell_means(image: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
     return means
 
 
+# ---- the rule of the general sampler
+
 # Lower qualities count as this: black frames need not be ranked.
 _MIN_QUALITY = 1e-3
+_GRID = (
+    32  # neighbours in time lie this share of the video apart: a denser grid of candidates is compared in larger steps
+)
+_LARGER = 0.75  # weight of the larger of both differences: where a movement begins or ends counts too
+_COVERING = 8  # from as many chosen frames on coverage counts in full
+_BLEND = (
+    0.2,
+    0.45,
+)  # of the change between two frames, what a mixture of them leaves over: surely one, and surely none
+_BLEND_CHANGE = 0.2  # so much must two frames differ, of 0..1, for a mixture of them to be told from movement
+_BLEND_SHARE = (0.1, 0.9)  # of the later frame in a mixture
 
 
 def typical_order(
@@ -304,49 +317,68 @@ def typical_order(
     features: ArrayLike,
     num_frames: int,
     *,
-    clearness: float = 0.2,
+    times: ArrayLike | None = None,
+    clearness: float = 0.3,
+    clear: float = 0.65,
     sharpness: float = 4.0,
-    movement: float = 1.0,
+    movement: float = 8.0,
     most_movement: float = 0.1,
-    redundancy: float = 1.0,
+    redundancy: float = 0.3,
     alike: float = 0.7,
+    coverage: float = 2.0,
+    reach: float = 1 / 16,
+    still: float = 0.003,
 ) -> tuple[Indices, Numbers]:
     """Return N candidates in the order of choice, and the value of every candidate by itself [T].
 
-    The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean similarity to the
-    other candidates, each counted by its quality: a frame that shows the theme of the video resembles many others, a
-    stray one resembles none. Unrest is how far a frame differs from its two neighbours in time, up to `most_movement`
-    and less if it is unclear itself: within a shot, frames in which something happens come before those in which
-    nothing does, and a cut counts no more than a movement. Each step takes the candidate whose value less
-    `redundancy` · repetition is highest; repetition is 0 up to a similarity `alike` to the nearest chosen frame and 1
-    for the same image. The first n of the order are the choice of n.
+    The value is `clearness` · log quality + typicality + `movement` · unrest. Qualities above `clear` count as that.
+    Typicality is the mean similarity to the other candidates, each counted by its quality: a frame that shows the theme
+    of the video resembles many others, a stray one resembles none. Unrest is how far a frame differs from its two
+    neighbours in time, up to `most_movement` and less if it is unclear itself: within a shot, frames in which something
+    happens come before those in which nothing does, and a cut counts no more than a movement.
+
+    Each step takes the candidate with the highest value - `redundancy` · repetition + `coverage` · what it adds.
+    Repetition is 0 up to a similarity `alike` to the nearest chosen frame and 1 for the same image. A candidate covers
+    itself, those of its shot (a similarity of `alike`) less and less up to `reach` away, a share of the video, and all
+    that show the same still image (1 - similarity far below `still`). What it adds is the sum of what no chosen frame
+    covers yet, each candidate counted by its quality; about 1 within a long shot, apart from all that is chosen.
+    Coverage counts more with each step, in full from the 9th on: one or two frames go where most happens, eight are
+    spread over the video. The first n of the order are the choice of n.
 
     Source: typicality is the relevance of centroid- and graph-based summaries (LexRank's degree centrality: Erkan and
-    Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
-    Different: similarity below `alike` is no repetition, so that themes may be shown more than once, from other sides.
+    Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998),
+    coverage is facility location (Lin and Bilmes, 2011) in time. Different: similarity below `alike` is no repetition,
+    so that themes may be shown more than once, from other sides.
 
     Qualities [T] are in 0..1; similarity is the cosine of features [T, D], negative ones count as 0. In the typicality
-    it is taken to the power `sharpness`: a high one counts near relatives alone.
+    it is taken to the power `sharpness`: a high one counts near relatives alone. `times` [T] are seconds or frame
+    numbers; without them the candidates lie evenly.
 
     >>> order, value = typical_order([1, 1, 1, 0.01], [[1, 0], [1, 0.1], [0, 1], [1, 0]], 3)
     >>> order.tolist()
     [1, 2, 0]
     """
     qualities, rows = np.asarray(quality, dtype=np.float64), np.asarray(features, dtype=np.float64)
+    clean = np.minimum(qualities / clear, 1)
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
     similarity = np.clip(unit @ unit.T, 0, 1)
-    value = clearness * np.log(np.maximum(qualities, _MIN_QUALITY))
+    value = clearness * np.log(np.maximum(clean, _MIN_QUALITY))
     value += typicality(qualities, similarity**sharpness)
     value += movement * unrest(qualities, similarity, most_movement)
     repetition = np.square(np.clip((similarity - alike) / (1 - alike), 0, 1))
+    near = np.clip(1 - time_apart(len(value), times) / reach, 0, 1) * (similarity >= alike)
+    covers = np.maximum(near, np.clip(1 - (1 - similarity) / still, 0, 1))
+    weight = clean / (len(value) * reach)  # a frame that covers `reach` on both sides, each half, adds 1
     order = np.empty(num_frames, dtype=np.int64)
-    repeated = np.zeros(len(value))
+    repeated, covered = np.zeros(len(value)), np.zeros(len(value))
     left = np.ones(len(value), dtype=bool)
     for step in range(num_frames):
-        pick = int(np.where(left, value - redundancy * repeated, -np.inf).argmax())
+        adds = weight @ np.maximum(covers - covered[:, None], 0)
+        worth = value - redundancy * repeated + coverage * min(1.0, step / _COVERING) * adds
+        pick = int(np.where(left, worth, -np.inf).argmax())
         order[step], left[pick] = pick, False
-        repeated = np.maximum(repeated, repetition[pick])
+        repeated, covered = np.maximum(repeated, repetition[pick]), np.maximum(covered, covers[pick])
     return order, value
 
 
@@ -359,12 +391,69 @@ def typicality(quality: Numbers, similarity: Numbers) -> Numbers:
 
 
 def unrest(quality: Numbers, similarity: Numbers, most: float) -> Numbers:
-    """How far each candidate differs from its neighbours in time, their mean, at most `most`; 0 for a single one.
+    """How far each candidate differs from its two neighbours in time, at most `most`; 0 for a single one.
 
     It counts in full from a quality of a half on: that a black frame differs from what is around it is no movement.
     """
-    if len(similarity) == 1:
+    count = len(similarity)
+    if count == 1:
         return np.zeros(1)
-    steps = 1 - np.diag(similarity, 1)  # [T - 1]
-    before, after = np.concatenate([steps[:1], steps]), np.concatenate([steps, steps[-1:]])
-    return np.asarray(np.minimum((before + after) / 2, most) * np.minimum(1, 2 * quality))
+    lag, places = min(neighbour_step(count), count - 1), np.arange(count)
+    before = np.where(places >= lag, places - lag, np.minimum(places + lag, count - 1))
+    after = np.where(places + lag < count, places + lag, np.maximum(places - lag, 0))
+    steps = 1 - np.stack([similarity[places, before], similarity[places, after]])
+    differs = _LARGER * steps.max(0) + (1 - _LARGER) * steps.min(0)
+    return np.asarray(np.minimum(differs, most) * np.minimum(1, 2 * quality))
+
+
+def neighbour_step(num_candidates: int) -> int:
+    """How many candidates on a neighbour in time lies: as far away in the video whether T is 32 or 320.
+
+    >>> [neighbour_step(count) for count in (8, 32, 64, 320)]
+    [1, 1, 2, 10]
+    """
+    return max(1, round(num_candidates / _GRID))
+
+
+def time_apart(count: int, times: ArrayLike | None = None) -> Numbers:
+    """How far candidates lie apart, as a share of the video: [T, T].
+
+    >>> time_apart(4)[0].tolist(), time_apart(3, [0, 1, 5])[0].round(3).tolist()
+    ([0.0, 0.25, 0.5, 0.75], [0.0, 0.133, 0.667])
+    """
+    at = np.arange(count, dtype=np.float64) if times is None else np.asarray(times, dtype=np.float64)
+    apart = np.abs(at - at[:, None])
+    span = apart.max() * count / max(1, count - 1)  # each candidate stands for as much before it as behind it
+    return np.asarray(apart / span if span > 0 else apart)
+
+
+def blends(frames: Frames) -> Numbers:
+    """How sure each frame [T, H, W, 3] is a mixture of the one before it and the one behind it, 0..1, [T].
+
+    So are frames in a cross-fade or a fade from or to black; outside of the video everything is black. Frames of a
+    movement are no such mixture: their edges lie elsewhere.
+    """
+    step = max(1, min(frames.shape[1:3]) // (4 * _SIDE))  # of large frames some pixels are enough, and much faster
+    small = np.stack([_thumbnail(frame[::step, ::step], "RGB").ravel() for frame in frames]) / np.float32(255)
+    surely = np.zeros(len(small))
+    for lag in range(1, neighbour_step(len(small)) + 1):
+        black = np.zeros_like(small[:1]).repeat(lag, axis=0)
+        padded = np.concatenate([black, small, black])
+        before, after = padded[: len(small)], padded[2 * lag :]
+        change = after - before
+        size = np.maximum(np.linalg.norm(change, axis=1), 1e-9)
+        share = ((small - before) * change).sum(1) / size**2
+        rest = np.linalg.norm(small - before - share[:, None] * change, axis=1) / size
+        mixed = (share > _BLEND_SHARE[0]) & (share < _BLEND_SHARE[1])
+        mixed &= size > _BLEND_CHANGE * np.sqrt(small.shape[1])
+        surely = np.maximum(surely, np.where(mixed, np.clip((_BLEND[1] - rest) / (_BLEND[1] - _BLEND[0]), 0, 1), 0))
+    return surely
+
+
+def edge_maps(frames: Frames) -> NDArray[np.float32]:
+    """Where edges lie, as on written pages: lengths of the grey gradients of 128 x 128 pixels, [T, 16384]."""
+    maps = []
+    for frame in frames:
+        small = Image.fromarray(frame).convert("L").resize((2 * _SIDE, 2 * _SIDE), Image.Resampling.BOX)
+        maps.append(np.hypot(*np.gradient(np.asarray(small, dtype=np.float32) / 255)).ravel())
+    return np.stack(maps)

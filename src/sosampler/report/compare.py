@@ -161,6 +161,16 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
             "confidence, %",
             f"mean over videos of {probability} that the classifier gives the true class{'es' if several else ''}",
         ),
+        "ece": (
+            "ECE, %",
+            "expected calibration error: how far the probability of the most probable class is from the share of such "
+            "videos that are named right; 15 bins of equal width",
+        ),
+        "answer": (
+            "answer",
+            "what is made of the classifier's answers for the chosen frames: their mean, a mean weighted by the "
+            "sampler's relevance, or fused with what the sampler says about the other frames; or its own answer",
+        ),
         "gmacs": (
             "GMACs",
             "billions of multiply-adds for one video: scoring T candidates plus classifying N frames; none for "
@@ -177,6 +187,8 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
     keys = {"other": second, "versus": "versus_uniform", "decoded": "frames_decoded"}  # in the rows
     empty = {name: all(row.get(keys.get(name, name)) is None for row in rows) for name in columns}
     empty |= {"policy": False, "main": False, "frames": not baselines}
+    # Of interest where rows differ in it.
+    empty["answer"] = empty["ece"] = not any(row.get("answer") not in (None, "mean") for row in rows)
     return {name: Column(*texts, empty[name]) for name, texts in columns.items()}
 
 

@@ -26,9 +26,9 @@ _MAX_LEVELS = 40  # of nested lists and objects
 _MAX_FIGURE_BYTES = 2 << 20
 _INVALID = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 # What a row may lack: older files have fewer, and not everything can be measured.
-_OPTIONAL_FRACTIONS = ("confidence", "fidelity")
+_OPTIONAL_FRACTIONS = ("confidence", "fidelity", "ece")
 _OPTIONAL_NUMBERS = ("recovered", "gmacs", "sampler_gmacs", "classifier_gmacs", "frames_decoded")
-_OPTIONAL = (*_OPTIONAL_FRACTIONS, *_OPTIONAL_NUMBERS, "ci95", "versus_uniform", "gap", "method")
+_OPTIONAL = (*_OPTIONAL_FRACTIONS, *_OPTIONAL_NUMBERS, "ci95", "versus_uniform", "gap", "method", "answer")
 _NO_FACTS = ("rows", "notes", "report", "evaluation", "steps")
 
 

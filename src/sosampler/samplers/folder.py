@@ -156,6 +156,7 @@ def model_card(config: dict[str, Any], num_parameters: int, gmacs_per_frame: flo
         "score": config["scoring"] or "the importance head",
         "calibration": config["calibration"] or "none, scores only rank",
         **({"frames": f"1 to {config['budget']}, by its budget head"} if config.get("budget") else {}),
+        **({"answer": config["answer"]["default"]} if config.get("answer") else {}),
         "parameters": f"{num_parameters / 1e6:.2f} M",
         "cost": f"{gmacs_per_frame:.3f} giga multiply-adds per candidate",
     }

@@ -169,7 +169,7 @@ def scores_of(
             np.put_along_axis(others, logits.argmax(-1, keepdims=True), -np.inf, axis=-1)
             highest = highest - _logsumexp(others)[..., 0]
         return np.asarray(highest, dtype=np.float32)
-    log_probs = -np.logaddexp(0, -logits) if multi_label else _log_softmax(logits)
+    log_probs = -np.logaddexp(0, -logits) if multi_label else log_softmax(logits)
     belief = log_belief(settings, head, logits, multi_label=multi_label)[:, None]  # [B, 1, C]
     log_of_mean = _logsumexp(belief + log_probs)[..., 0]
     mean_of_log = (np.exp(belief) * log_probs).sum(-1)
@@ -190,12 +190,12 @@ def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *
     """Return the belief about the video's class from all of its frames: log probabilities [B, C]."""
     slope, offset = settings["relevance"]
     relevance = sigmoid(slope * importance + offset)[..., None]  # [B, T, 1]
-    probs = sigmoid(logits) if multi_label else np.exp(_log_softmax(logits))
+    probs = sigmoid(logits) if multi_label else np.exp(log_softmax(logits))
     if multi_label:
         probs = probs / np.maximum(probs.sum(-1, keepdims=True), 1e-12)
     evidence = np.log(np.maximum(1 - relevance + relevance * probs.shape[-1] * probs, MIN_LIKELIHOOD))  # [B, T, C]
     count = importance.shape[1]
-    return _log_softmax(settings["belief"] * min(count, MAX_EVIDENCE_FRAMES) / count * evidence.sum(1))
+    return log_softmax(settings["belief"] * min(count, MAX_EVIDENCE_FRAMES) / count * evidence.sum(1))
 
 
 def _logsumexp(numbers: Numbers) -> Numbers:
@@ -204,7 +204,7 @@ def _logsumexp(numbers: Numbers) -> Numbers:
     return np.asarray(highest + np.log(np.exp(numbers - highest).sum(-1, keepdims=True)))
 
 
-def _log_softmax(numbers: Numbers) -> Numbers:
+def log_softmax(numbers: Numbers) -> Numbers:
     return np.asarray(numbers - _logsumexp(numbers))
 
 

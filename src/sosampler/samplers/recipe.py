@@ -24,7 +24,7 @@ from sosampler._util.validation import (
     one_of,
 )
 from sosampler.errors import InvalidArgument, first_line
-from sosampler.samplers.registry import TITLES
+from sosampler.samplers.registry import ANSWERS, MEAN, TITLES
 
 REWARDS = ("confidence", "label")
 BASELINES = ("uniform", "sample")
@@ -56,6 +56,7 @@ class OCSamplerSettings:
 TARGETS = ("label", "max")
 TARGET_SPACES = ("probability", "log")
 GUIDANCE = ("logits", "probabilities", "frames")
+BEST = "best"  # of the answers, on dev
 SCALE_FREE = ("logistic", "listwise", "reinforce")  # losses of raw scores and of targets not normalised over T
 
 _NAMES = ("default", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
@@ -105,10 +106,12 @@ class SamplerRecipe:
     crop_per: str  # "video": the same crop for all of its frames; "frame": one each
     flip: bool  # half of the videos (or frames) are mirrored
     seed: int
-    # `to_dict` leaves these out at their defaults, so that recipes and runs of versions without them stay equal.
+    # `to_dict` leaves the rest out at its defaults, so that recipes and runs of versions without them stay equal.
     pretrain: int = 0  # epochs of a first stage, in which the backbone learns the labels of the train split; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
     freeze: float = 0.0  # first layers of the backbone that do not learn, as a share of its parameters; 1: all
+    # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", or "best" on dev
+    answer: str = BEST
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -150,6 +153,14 @@ class SamplerRecipe:
         """Return plain JSON values; the inverse of `SamplerRecipe.from_dict`."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in values.items() if name not in _OPTIONAL or value != _OPTIONAL[name]}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that a resumed run must share.
+
+        Runs of versions that knew the mean alone are taken up, so the usual answers are not among them; any can be
+        chosen when the sampler is used.
+        """
+        return {name: value for name, value in self.to_dict().items() if name != "answer" or value not in (BEST, MEAN)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplerRecipe:
@@ -341,6 +352,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "loss": partial(one_of, allowed=("hinge", "mse", "l2", "logistic", "listwise", "reinforce")),
     "prediction": partial(one_of, allowed=("softmax", "softmax-sigmoid", "sigmoid", "raw")),
     "guidance": partial(one_of, allowed=GUIDANCE),
+    "answer": partial(one_of, allowed=(BEST, *ANSWERS)),
     "optimizer": partial(one_of, allowed=("sgd", "adamw")),
     "crop_per": partial(one_of, allowed=("video", "frame")),
     **dict.fromkeys(("shift", "seed", "pretrain"), partial(check_int, at_least=0)),

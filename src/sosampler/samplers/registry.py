@@ -26,6 +26,9 @@ TITLES = {
     "scsampler-ac": "SCSampler (AC)",
 }
 OWN_RECIPE = f"{TITLES['default']} is this package's recipe"
+# How the classifier's answers for the chosen frames become one (`samplers.answer`).
+MEAN, WEIGHTED, FUSED = "mean", "weighted", "fused"
+ANSWERS = (MEAN, WEIGHTED, FUSED)
 _BASELINE_KIND = "sosampler system"  # of the config.json that `baselines.base` writes
 
 

@@ -17,6 +17,7 @@ from sosampler._util.validation import check_bool, check_float, check_fraction, 
 from sosampler.classifiers.base import PRECISIONS, count_gmacs, digest_of, label_shares, read_names
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.samplers.answer import check_answer
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
 from sosampler.samplers.losses import saliency
@@ -45,6 +46,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         about: facts for the model card (classifier, recipe, dev score, ...), any JSON values.
         budget: the largest number of frames that a budget head knows, which predicts how many a video needs; None for
             no such head.
+        answer: how the classifier's answers for the chosen frames become one, with what was fitted for that
+            (`samplers.answer.check_answer`); None for their mean.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         calibration: Sequence[float] | None = None,
         about: dict[str, Any] | None = None,
         budget: int | None = None,
+        answer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.input_size = check_count("input_size", input_size, "MAX_INPUT_SIDE", at_least=_MIN_SIDE)
@@ -73,6 +77,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             )
         self.multi_label = check_bool("multi_label", multi_label)
         self.calibration = calibration
+        self.answer = answer
         self.about = about
         self.precision = "float32"
         self.backbone = create_backbone(backbone, shift=shift, input_size=self.input_size)
@@ -221,6 +226,16 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         self._calibration = value
 
     @property
+    def answer(self) -> dict[str, Any] | None:
+        return self._answer
+
+    @answer.setter
+    def answer(self, value: dict[str, Any] | None) -> None:
+        if value is not None:
+            value = check_answer(value, multi_label=self.multi_label, class_head=self.num_classes is not None)
+        self._answer = value
+
+    @property
     def precision(self) -> str:
         """Precision of `look`, `score` and `choose`: "float32", or "bfloat16" and "float16" by autocast."""
         return self._precision
@@ -253,6 +268,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             "about": self.about,
             # Left out where there is none, so that samplers without one keep their fingerprint.
             **({} if self.budget is None else {"budget": self.budget}),
+            **({} if self.answer is None else {"answer": copy_json("answer", self.answer)}),
         }
 
     @property
@@ -273,7 +289,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return self._gmacs[count] + budget
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that change with the weights and every setting that affects scores."""
+        """Return 16 hexadecimal digits that change with the weights and settings that affect scores or answers."""
         settings = {key: value for key, value in self.config.items() if key not in ("about", "class_names")}
         return digest_of(settings, self.state_dict())
 

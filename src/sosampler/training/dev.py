@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from sosampler._util.hardware import autocast
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.evaluation.result import mean_average_precision, top1
+from sosampler.samplers.answer import Evidence
 from sosampler.samplers.sosampler import SOSampler, label_confidence, mean_over_candidates, top_n
+from sosampler.training.answers import DevAnswers
 from sosampler.training.distributed import send
 from sosampler.training.rewards import ClipClassifier, clip_outputs
 from sosampler.training.sampler_data import FrameSource, VideoTable
@@ -23,6 +26,14 @@ from sosampler.video.candidates import uniform_positions
 MAX_FRAMES = 6  # chosen of each video, or half of the candidates where that is less
 _FRAMES_AT_A_TIME = 512
 _RIDGE = 1e-6  # keeps the slope finite where scores separate good frames from bad ones completely
+
+
+class DevOutputs(NamedTuple):
+    """What a sampler gives for the videos of a dev set, float32 on the CPU."""
+
+    scores: Tensor  # [V, T]
+    features: Tensor  # [V, D], means over T
+    class_logits: Tensor | None  # [V, T, C]
 
 
 class DevSet:
@@ -54,6 +65,7 @@ class DevSet:
         self._probs = table.probs[table.frame_rows(np.arange(len(rows)), self._positions)]  # float16 [V, T, C]
         self.confidence = label_confidence(self._probs.float(), self.labels)  # [V, T]
         self._sigmoid = teacher.multi_label
+        self._groups = [bank.rows[row].item.group_key for row in rows]
         self._logits: Tensor | None = None
         self.metric = "confidence"
         if clips is not None:
@@ -68,14 +80,14 @@ class DevSet:
 
     def scores(self, sampler: SOSampler, precision: str) -> Tensor:
         """Return the sampler's scores of all frames, float32 [V, T] on the CPU."""
-        return self.outputs(sampler, precision)[0]
+        return self.outputs(sampler, precision).scores
 
     @torch.no_grad()
-    def outputs(self, sampler: SOSampler, precision: str) -> tuple[Tensor, Tensor]:
-        """Return the sampler's scores [V, T] and the means of its features over T [V, D], float32 on the CPU."""
+    def outputs(self, sampler: SOSampler, precision: str) -> DevOutputs:
+        """Run the sampler on all videos."""
         sampler.eval()
         device, normalised = sampler.device, sampler.preprocessing.normalised
-        scores, features = [], []
+        scores, features, class_logits = [], [], []
         batch = min(len(self), max(1, _FRAMES_AT_A_TIME // self.num_candidates))
         for begin in range(0, len(self), batch):
             # The last batch is filled up with the last video: a GPU takes seconds to prepare for a new shape.
@@ -85,7 +97,27 @@ class DevSet:
                 output = sampler(normalised(frames.movedim(-1, -3)))
             scores.append(output.scores.float())
             features.append(mean_over_candidates(output.features.float()))
-        return torch.cat(scores)[: len(self)].cpu(), torch.cat(features)[: len(self)].cpu()
+            if output.class_logits is not None:
+                class_logits.append(output.class_logits.float())
+        parts = [torch.cat(part)[: len(self)].cpu() if part else None for part in (scores, features, class_logits)]
+        return DevOutputs(*parts)
+
+    def answers(self, sampler: SOSampler, outputs: DevOutputs) -> DevAnswers | None:
+        """Return what answers of these videos are made of; None where the classifier has no logits of single frames."""
+        if self._logits is None:
+            return None
+        real = np.ones(self._positions.shape, dtype=bool)
+        real[:, 1:] = np.diff(self._positions, axis=1) > 0  # a short video repeats frames, which count once
+        class_logits = None if outputs.class_logits is None else outputs.class_logits.double().numpy()
+        return DevAnswers(
+            Evidence(sampler.confidences(outputs.scores).double().numpy(), class_logits, real),
+            self._logits.double().numpy(),
+            outputs.scores.double().numpy(),
+            self.labels.bool().numpy(),
+            self._groups,
+            multi_label=self._sigmoid,
+            metric=self.metric,
+        )
 
     def clip_probs(self, videos: Indices, chosen: Tensor) -> Tensor:
         """Return the classifier's probabilities [B, C] of videos [B] at chosen positions [B, N], on the CPU."""

@@ -30,11 +30,12 @@ from sosampler.policies.base import count_frames
 from sosampler.policies.learned import expected_by_budget
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import ClipProbs, SamplerLoss
-from sosampler.samplers.recipe import OCSamplerSettings, SamplerRecipe, drawn_frames, read_recipe
-from sosampler.samplers.registry import RECIPES
+from sosampler.samplers.recipe import BEST, OCSamplerSettings, SamplerRecipe, drawn_frames, read_recipe
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, RECIPES
 from sosampler.samplers.sosampler import SOSampler, top_n
+from sosampler.training.answers import MIN_VIDEOS, fit_answers
 from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, check_apart
-from sosampler.training.dev import DevSet, fit_calibration
+from sosampler.training.dev import DevOutputs, DevSet, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
 from sosampler.training.optim import diverged, freeze_first, is_finite, make_optimizer, sampler_precision
@@ -209,7 +210,7 @@ def train(
                 "bank": bank_identity(bank),
                 "teacher": {"name": outputs.name, "asked": teacher},
                 "start": None if weights is None else network.fingerprint(),
-                "recipe": recipe.to_dict(),
+                "recipe": recipe.identity(),
                 "precision": precision,
             }
             if network.multi_label != bank.multi_label:  # earlier versions took the bank's for both
@@ -515,7 +516,7 @@ def _add_budget(loop: SamplerLoop, videos: DevSet) -> dict[str, Any]:
     """
     sampler, settings = loop.evaluated, OCSamplerSettings(**loop.recipe.reinforce)
     loop.say(f"budget: how many frames {len(videos)} videos of train need")
-    scores, features = videos.outputs(sampler, loop.precision)
+    scores, features, _ = videos.outputs(sampler, loop.precision)
     num_frames = min(settings.num_frames, videos.num_candidates)
     targets = budget_targets(scores, videos.labels, videos.clip_probs, num_frames, settings.budget_confidence)
     sampler.set_budget(*fit_budget(features, targets, num_frames))
@@ -531,7 +532,7 @@ def _add_budget(loop: SamplerLoop, videos: DevSet) -> dict[str, Any]:
 
 def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str, float]:
     """Return the metric of dev with as many frames as the budget head wants, their mean number, and with all N."""
-    scores, features = dev.outputs(sampler, precision)
+    scores, features, _ = dev.outputs(sampler, precision)
     needed = sampler.frames_needed(features[:, None].to(sampler.device)).cpu().numpy()
     candidates = np.full(len(dev), dev.num_candidates)
     counts = count_frames(expected_by_budget(needed, candidates, dev.num_candidates), Auto())
@@ -547,6 +548,41 @@ def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str
     }
 
 
+def _add_answers(loop: SamplerLoop, dev: DevSet, outputs: DevOutputs) -> dict[str, Any] | None:
+    """Fit the answers of the calibrated sampler, keep the best or the recipe's; return what they measure on dev."""
+    sampler, wanted = loop.evaluated, loop.recipe.answer
+    data = dev.answers(sampler, outputs)
+    if data is None or len(data) < MIN_VIDEOS:
+        why = "the classifier has no stored logits of single frames" if data is None else f"dev has {len(dev)} videos"
+        if wanted not in (BEST, MEAN):
+            loop.say(f"answer: {MEAN} instead of {wanted}, which cannot be fitted: {why}")
+        return None
+    settings, measured = fit_answers(data)
+    best = settings["default"]
+    if wanted == FUSED and FUSED not in settings:
+        loop.say(f"answer: {best} instead of {FUSED}, which needs a class head")
+    elif wanted != BEST:
+        settings["default"] = wanted
+    sampler.answer = settings
+    shown = [
+        f"{kind} {100 * np.mean(measured[kind]['score']):.2f} % (log loss {measured[kind]['log_loss']:.3f})"
+        for kind in ANSWERS
+        if kind in measured
+    ]
+    kept = f"{best} is kept" if wanted == BEST else f"{settings['default']} is kept, as the recipe says"
+    loop.say(f"answer: dev {dev.metric}, mean over {_numbers(data.numbers)} frames: {', '.join(shown)}; {kept}")
+    return {"kept": settings["default"], "best": best, **measured}
+
+
+def _numbers(numbers: list[int]) -> str:
+    """
+    >>> _numbers([1, 2, 6]), _numbers([1])
+    ('1, 2 and 6', '1')
+    """
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _finish(
     loop: SamplerLoop,
     calibration: DevSet,
@@ -559,12 +595,13 @@ def _finish(
     """Calibrate the best sampler on a set of videos, add a budget head learned on others, write it and the result."""
     loop.load_best()
     sampler, recipe = loop.evaluated, loop.recipe
-    scores = calibration.scores(sampler, loop.precision)
-    if not scores.isfinite().all():
+    dev_outputs = calibration.outputs(sampler, loop.precision)
+    if not dev_outputs.scores.isfinite().all():
         raise diverged("the sampler's scores are not finite", recipe.lr, loop.precision)
     if not is_finite(sampler):  # infinite variances of a batch norm give finite scores
         raise diverged("weights or statistics of the sampler are not finite", recipe.lr, loop.precision)
-    sampler.calibration = fit_calibration(scores, calibration.confidence)
+    sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
+    answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
@@ -578,6 +615,7 @@ def _finish(
         **measured,
         "best_epoch": loop.best["epoch"],
         **({} if budget is None else {"budget": budget}),
+        **({} if answers is None else {"answers": answers}),
         "calibrated_on": "train" if loop.dev is None else "dev",
         "seed": recipe.seed,
         "sosampler": __version__,
@@ -604,6 +642,8 @@ def _finish(
     }
     if budget is not None:
         result["budget"] = budget
+    if answers is not None:
+        result["answers"] = answers
     if recipe.pretrain:
         stage = run.stage(PRETRAIN)
         result["pretrain"] = {name: stage.history()[-1][name] for name in ("loss", "accuracy")}

@@ -39,7 +39,8 @@ _DIVERSITIES = {
     "its": "dense where scores are high, sparse elsewhere",
 }
 _MODES = {
-    "": "as the policy requires: exact frames, or keyframes",
+    "": "as suits the policy: auto, exact frames, or keyframes",
+    "auto": "keyframes where they spread over the video, else exact frames",
     "exact": "every frame can be a candidate",
     "keyframe": "keyframes alone: many times faster to decode",
     "snap": "a keyframe where one is near, else the exact frame",

@@ -16,11 +16,17 @@ from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 
 Grid = Literal["uniform", "linspace", "stratified", "jitter"]
-Mode = Literal["exact", "keyframe", "snap"]
+Mode = Literal["exact", "keyframe", "snap", "auto"]
 OnShort = Literal["repeat", "fewer", "error"]
 
-MODES: tuple[Mode, ...] = ("exact", "keyframe", "snap")
+MODES: tuple[Mode, ...] = ("exact", "keyframe", "snap", "auto")
 ON_SHORT: tuple[OnShort, ...] = ("repeat", "fewer", "error")
+
+# A keyframe that comes after this share of the longest distance between two was due, as encoders put one every so many
+# frames. One that comes earlier was put there because the image changed: at a cut, or in the middle of a fade.
+_DUE = 0.9
+# Seconds behind such a keyframe at which "auto" looks.
+BEHIND_CUT = 0.3
 
 # The authors' test pipeline re-seeds NumPy's global generator with this number before every video.
 AUTHORS_SEED = 255
@@ -149,6 +155,56 @@ def keyframe_positions(targets: ArrayLike, keyframes: ArrayLike, *, on_short: On
     if len(keys) < len(target):
         return short_of(len(keys), len(target), on_short, what="keyframes")
     return nearest_in_order(target, keys)
+
+
+def keyframes_and_exact(targets: ArrayLike, keyframes: ArrayLike) -> Indices:
+    """Return all K < T keyframes, and exact frames for the T - K targets that are left, in time order.
+
+    >>> keyframes_and_exact([10, 30, 50, 70], [0, 66]).tolist()
+    [0, 30, 50, 66]
+    """
+    frames, keys = np.array(targets, dtype=np.int64), np.asarray(keyframes, dtype=np.int64)
+    if len(np.unique(frames)) < len(frames):  # a video with fewer frames than candidates: every frame is one
+        return frames
+    frames[nearest_in_order(keys, frames)] = keys
+    return np.sort(frames)
+
+
+def keyframe_in_segments(targets: ArrayLike, keyframes: ArrayLike) -> Indices:
+    """Return for each of T distinct targets the position of a keyframe that can stand for it; -1 where none can.
+
+    The frames that are nearer to a target than to any other are its segment; the middle between two belongs to the
+    earlier. Of the keyframes in it the nearest to the target counts, of two the earlier.
+
+    >>> keyframe_in_segments([10, 30, 50], [0, 8, 21, 22]).tolist()
+    [1, 3, -1]
+    """
+    target, keys = np.asarray(targets, dtype=np.int64), np.asarray(keyframes, dtype=np.int64)
+    segment = np.searchsorted(segment_ends(target, np.iinfo(np.int64).max), keys, side="right")  # [K]
+    order = np.lexsort((keys, np.abs(keys - target[segment]), segment))
+    segments, first = np.unique(segment[order], return_index=True)
+    positions = np.full(len(target), -1, dtype=np.int64)
+    positions[segments] = order[first]
+    return positions
+
+
+def segment_ends(targets: Indices, last: int) -> Indices:
+    """Return the end of each target's segment, the first frame that is nearer to the next one; `last` for the last.
+
+    >>> segment_ends(np.array([10, 30, 51]), 60).tolist()
+    [21, 41, 60]
+    """
+    return np.append((targets[:-1] + targets[1:]) // 2 + 1, last)
+
+
+def at_cuts(keyframe_seconds: Seconds) -> NDArray[np.bool_]:
+    """Return which keyframes came before they were due, and so sit at a cut; the first one does.
+
+    >>> at_cuts(np.array([0.0, 2.0, 4.0, 4.5, 6.5])).tolist()
+    [True, False, False, True, False]
+    """
+    gaps = np.diff(keyframe_seconds)
+    return np.concatenate([[True], gaps < _DUE * gaps.max()]) if len(gaps) else np.ones(len(keyframe_seconds), bool)
 
 
 def snap(

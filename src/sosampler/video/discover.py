@@ -1,15 +1,20 @@
-"""Find videos: files, folders of videos, frame dumps, glob patterns and lists (CSV, JSONL, Parquet)."""
+"""Find videos: files, folders of videos, frame dumps, glob patterns, addresses and lists (CSV, JSONL, Parquet)."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sosampler._util.files import at, csv_lines, filled_lines, import_parquet, parse_json
 from sosampler.errors import InvalidArgument, VideoError
-from sosampler.video.source import VIDEO_SUFFIXES, frame_images
+from sosampler.video.remote import expand_address, has_pattern, is_address, scheme_of, shown_address
+from sosampler.video.source import VIDEO_SUFFIXES, frame_images, source_name
+
+Video = Path | str
+"""A path, or the text of an address."""
 
 
 def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]:
@@ -19,17 +24,30 @@ def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]
     a plain name is taken as it is, so that a misspelt one is reported. `leave_out` is a folder below which nothing is
     looked for: the one that saved frames go to.
     """
-    return _distinct(video for text in paths for video in _expanded(text, leave_out))
+    return [Path(video) for video in listed_videos(paths, leave_out=leave_out, with_lists=False)]
 
 
-def _distinct(videos: Iterable[Path]) -> list[Path]:
-    by_path: dict[str, Path] = {}
+def _distinct(videos: Iterable[Video]) -> list[Video]:
+    by_path: dict[str, Video] = {}
     for video in videos:
-        by_path.setdefault(os.path.abspath(video), video)
+        name = absolute_name(video)
+        if by_path.setdefault(name, video) != video and is_address(video):
+            raise InvalidArgument(
+                f"{name}: two addresses differ only in what is not shown, such as their query, so their rows would "
+                "have the same name; give them in different runs"
+            )
     return list(by_path.values())
 
 
-def _expanded(text: str, leave_out: Path | None) -> list[Path]:
+def absolute_name(video: str | os.PathLike[str]) -> str:
+    """Return by what name a video is known, wherever one stands: its absolute path, or its address as it is shown."""
+    return shown_address(video) if isinstance(video, str) and is_address(video) else os.path.abspath(video)
+
+
+def _expanded(text: str, leave_out: Path | None, schemes: Sequence[str]) -> Sequence[Video]:
+    if is_address(text):
+        scheme_of(text, schemes)
+        return expand_address(text, schemes, VIDEO_SUFFIXES) if has_pattern(text) else [text]
     path = Path(text)
     if not path.exists() and glob.has_magic(text):
         matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))]
@@ -62,13 +80,36 @@ def _below(folder: Path, leave_out: Path | None) -> list[Path]:
     return videos
 
 
-def labels(videos: Sequence[Path]) -> list[str]:
-    """Return a short unique name for each video: its path below the common folder."""
+def labels(videos: Sequence[Video]) -> list[str]:
+    """Return a short unique name for each video: its path below the common folder.
+
+    >>> labels(["s3://bucket/a/1.mp4", "s3://bucket/b/../1.mp4"])
+    ['a/1.mp4', 'b/%2E%2E/1.mp4']
+    """
+    absolute = [_as_path(video) for video in videos]
     if len(videos) == 1:
-        return [videos[0].name]
-    absolute = [os.path.abspath(video) for video in videos]
+        return [os.path.basename(absolute[0])]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])
     return [os.path.relpath(path, common) for path in absolute]
+
+
+def _as_path(video: Video) -> str:
+    """Return an absolute path; that of an address never leads upwards."""
+    name = absolute_name(video)
+    if not is_address(name):
+        return name
+    parts = name.replace("://", "/", 1).split("/")
+    return os.path.join(os.sep, *(part.replace(".", "%2E") if part in (".", "..") else part for part in parts))
+
+
+def in_shard(video: Video, number: int, count: int) -> bool:
+    """Return whether a video is in the part `number`, from 0, of `count`.
+
+    By a hash of its name, so that parts stay as they are where a list grows or is in another order, and machines that
+    list a store at different times neither miss a video nor do one twice.
+    """
+    digest = hashlib.sha256(os.fsencode(source_name(video))).digest()
+    return int.from_bytes(digest[:8], "big") % count == number
 
 
 LIST_SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -76,28 +117,36 @@ LIST_SUFFIXES = (".csv", ".jsonl", ".parquet")
 _COLUMNS = ("path", "video")
 
 
-def listed_videos(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]:
+def listed_videos(
+    paths: Sequence[str],
+    *,
+    leave_out: Path | None = None,
+    schemes: Sequence[str] = (),
+    with_lists: bool = True,
+) -> list[Video]:
     """Return all videos that the paths name, in order, each once.
 
     A list (.csv, .jsonl, .parquet) stands for the videos in it; other paths are taken as in `expand`.
 
-    Relative paths of a list start at its folder.
+    Relative paths of a list start at its folder; it may hold addresses, but lies in a file here. `schemes` are those of
+    addresses that may be opened; in a store a pattern, or a folder with a slash at its end, stands for its videos.
     """
     return _distinct(
         video
         for text in paths
-        for video in (read_list(Path(text)) if is_list(Path(text)) else _expanded(text, leave_out))
+        for video in (read_list(Path(text)) if with_lists and is_list(text) else _expanded(text, leave_out, schemes))
     )
 
 
-def is_list(path: Path) -> bool:
-    return path.suffix.lower() in LIST_SUFFIXES and not path.is_dir()
+def is_list(text: str | Path) -> bool:
+    path = Path(text)
+    return not is_address(text) and path.suffix.lower() in LIST_SUFFIXES and not path.is_dir()
 
 
-def read_list(path: Path) -> list[Path]:
+def read_list(path: Path) -> list[Video]:
     """Return the paths in a list file."""
     read = {".csv": _csv_paths, ".jsonl": _jsonl_paths, ".parquet": _parquet_paths}[path.suffix.lower()]
-    videos = [path.parent / name for name in read(path)]
+    videos: list[Video] = [name if is_address(name) else path.parent / name for name in read(path)]
     if not videos:
         raise InvalidArgument(f"{path}: names no video; write one line per video")
     return videos

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits, Size, TimeLimit, check_size, target_size
-from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
+from sosampler.video.reader import FrameBatch, FrameView, RgbView, Timeline, VideoMetadata, resized
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 
 # FFmpeg's image2 demuxer plays a folder at this rate by default.
@@ -24,6 +24,7 @@ class FolderReader:
 
     decoder = "images"
     file_bytes: int | None = None
+    transfer: dict[str, Any] | None = None
 
     def __init__(self, folder: Path, *, fps: float | None, limits: Limits) -> None:
         self.name = str(folder)
@@ -61,7 +62,7 @@ class FolderReader:
     def keyframe_indices(self) -> Indices:
         return self._timeline.keyframe_indices
 
-    def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
+    def locate_keyframes(self, positions: Indices, behind: Seconds | None = None) -> tuple[Indices, Seconds]:
         return np.asarray(positions, dtype=np.int64), self._timeline.seconds(positions)
 
     def seconds_apart(self, frame_indices: Indices, others: Indices) -> Seconds:
@@ -111,11 +112,7 @@ class FolderReader:
         with self._time:
             for frame in np.unique(requested).tolist():
                 used, image = self._load_or_nearest(frame, notes)
-                if image.shape[:2] != (to_height, to_width):
-                    # PIL's bilinear filter widens with the scale, so it is anti-aliased.
-                    resized = Image.fromarray(image).resize((to_width, to_height), Image.Resampling.BILINEAR)
-                    image = np.asarray(resized)
-                got[frame] = used, image
+                got[frame] = used, resized(image[None], to_width, to_height)[0]
                 self._time.check()
         used_indices = np.array([got[frame][0] for frame in requested.tolist()], dtype=np.int64)
         return FrameBatch(
@@ -124,6 +121,9 @@ class FolderReader:
             pts_seconds=self._timeline.seconds(used_indices),
             notes=tuple(notes),
         )
+
+    def view(self, frame_indices: Indices, *, size: Size, max_bytes: int) -> FrameView:
+        return RgbView(self, frame_indices, size=size, max_bytes=max_bytes)
 
     def _load_or_nearest(self, frame: int, notes: list[str]) -> tuple[int, Frames]:
         """The image, or the nearest readable one where it is damaged, as with damaged packets of a video."""

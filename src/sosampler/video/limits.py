@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler._util.validation import check_float, check_int
-from sosampler.errors import InvalidArgument, LimitExceeded, VideoError
+from sosampler.errors import InvalidArgument, LimitExceeded, SosamplerError, VideoError
 
 # Bytes of decoded frames where `Limits.max_bytes` is not given. A file of a few kilobytes that asks for gigabytes is
 # not a video: even a still image takes some bytes a second, which is 10,000 times less than its pixels.
@@ -23,6 +23,8 @@ MAX_PACKET_BYTES_PER_FILE_BYTE = 64
 TIMEOUT, PAGE_TIMEOUT = 3600.0, 300.0
 # Seconds to find one packet: FFmpeg looks for the next one in damaged data byte by byte, again and again.
 MAX_PACKET_SECONDS = 15.0
+# Seconds without a byte of an address, after which a request is given up; a request of 64 KiB may take as long.
+MAX_STALL_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Limits:
     below 256 MiB)."""
     timeout: float = TIMEOUT
     """Seconds that one video may take to read and decode."""
+    max_read: int = 4 << 30
+    """Bytes that may be read from one address."""
+    retries: int = 2
+    """How often a failed request to an address is repeated."""
 
     def __post_init__(self) -> None:
         check_int("max_pixels", self.max_pixels)
@@ -48,6 +54,8 @@ class Limits:
         if self.max_bytes is not None:
             check_int("max_bytes", self.max_bytes)
         check_float("timeout", self.timeout, above=0)
+        check_int("max_read", self.max_read)
+        check_int("retries", self.retries, at_least=0, at_most=100)
 
     def check_pixels(self, name: str, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -109,8 +117,8 @@ def check_packet_bytes(name: str, packet_bytes: int, file_bytes: int) -> None:
 class TimeLimit:
     """The seconds that a reader has spent on its video, over all calls: enter it for each.
 
-    `check` is for every loop over packets or frames. A call into FFmpeg that never returns is ended elsewhere, with the
-    process that made it.
+    A file that fails under FFmpeg (`fail`) ends like one whose time is over. `check` is for every loop over packets or
+    frames. A call into FFmpeg that never returns is ended elsewhere, with the process that made it.
     """
 
     def __init__(self, name: str, limits: Limits) -> None:
@@ -118,6 +126,7 @@ class TimeLimit:
         self._left = limits.timeout
         self._end = self._step_end = float("inf")
         self._depth = 0
+        self._failure: SosamplerError | None = None
 
     def __enter__(self) -> TimeLimit:
         if not self._depth:
@@ -125,24 +134,39 @@ class TimeLimit:
         self._depth += 1
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self._depth -= 1
         if not self._depth:
             self._left = self._end - time.monotonic()
             self._end = float("inf")
+        if self._failure is not None and kind is None:
+            raise self._failure
+
+    def fail(self, error: SosamplerError) -> None:
+        """Let the next check raise this error. FFmpeg itself takes errors of a file for its end, or reads on."""
+        self._failure = self._failure or error
 
     def begin_step(self, seconds: float) -> None:
         """Check, and begin a call into FFmpeg that reads from the file and may take so long."""
-        now = time.monotonic()
-        if now > self._end:
-            raise timed_out(self._name, self._limits.timeout)
-        self._step_end = now + seconds
+        self.check()
+        self._step_end = time.monotonic() + seconds
+
+    def extend_step(self, seconds: float) -> None:
+        """Add seconds in which FFmpeg waited for bytes and searched nothing."""
+        self._step_end += seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until `check` raises, at least a little more than none; call it entered."""
+        return max(self._end - time.monotonic(), 1e-3)
 
     @property
     def is_step_over(self) -> bool:
-        return time.monotonic() > min(self._step_end, self._end)
+        return self._failure is not None or time.monotonic() > min(self._step_end, self._end)
 
     def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if time.monotonic() > self._end:
             raise timed_out(self._name, self._limits.timeout)
 

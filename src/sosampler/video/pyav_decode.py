@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +42,29 @@ _MAX_PIXELS_IN_THREADS = 4 * 7680 * 4320
 _LONGEST_BUFFERED_RUN = 600
 
 
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A decoded frame in the size asked for, and as FFmpeg holds it where that is kept for another size."""
+
+    pixels: Frames  # [H, W, 3], not yet upright
+    decoded: Any = None  # av.VideoFrame
+
+
+class Room:
+    """Bytes that decoded frames may still take. Shared by the threads of one reading."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left, self._lock = num_bytes, threading.Lock()
+
+    def takes(self, frame: Any) -> bool:
+        """Return whether an av.VideoFrame fits, and count it then."""
+        size: int = sum(plane.buffer_size for plane in frame.planes)
+        with self._lock:
+            fits = size <= self._left
+            self._left -= size if fits else 0
+        return fits
+
+
 @dataclass(frozen=True)
 class Run:
     """Decode `packets` packets from packet number `start` on, and keep the frames with these pts."""
@@ -54,8 +78,8 @@ class Run:
 class RunResult:
     """What came of a run, by pts."""
 
-    frames: dict[int, Frames] = field(default_factory=dict)  # [H, W, 3] each
-    damaged: dict[int, Frames] = field(default_factory=dict)  # wanted, but the decoder reports errors in them
+    frames: dict[int, Picture] = field(default_factory=dict)
+    damaged: dict[int, Picture] = field(default_factory=dict)  # wanted, but the decoder reports errors in them
     number_of: dict[int | None, int] = field(default_factory=dict)  # number in the run of each packet that was sent
     failed: list[int] = field(default_factory=list)  # numbers of the packets that are damaged
     has_start: bool = False  # whether the first packet became a frame
@@ -70,20 +94,28 @@ class RunResult:
         """Return whether the frame, intact itself, was sent after a damaged packet, to which it may refer."""
         return bool(self.failed) and self.number_of[pts] > min(self.failed)
 
-    def sound(self, pts: int) -> Frames | None:
+    def sound(self, pts: int) -> Picture | None:
         """Return the frame if nothing is wrong with it."""
         return self.frames[pts] if pts in self.frames and not self.is_suspect(pts) else None
 
 
 class FrameConverter:
-    """An av.VideoFrame becomes an RGB array, resized in the same pass that converts its colours. Not yet upright."""
+    """An av.VideoFrame becomes an RGB array, resized in the same pass that converts its colours. Not yet upright.
 
-    def __init__(self, width: int, height: int, *, name: str, limits: Limits) -> None:
+    The frame itself is kept beside it as long as there is `room`.
+    """
+
+    def __init__(self, width: int, height: int, *, name: str, limits: Limits, room: Room | None = None) -> None:
         self._to = width, height
-        self._name, self._limits = name, limits
+        self._name, self._limits, self._room = name, limits, room
         self._reformatter = VideoReformatter()
 
-    def __call__(self, frame: Any) -> Frames:
+    def __call__(self, frame: Any) -> Picture:
+        pixels = self.pixels(frame)
+        return Picture(pixels, frame if self._room is not None and self._room.takes(frame) else None)
+
+    def pixels(self, frame: Any) -> Frames:
+        """Return [H, W, 3] uint8 RGB."""
         self._limits.check_pixels(self._name, frame.width, frame.height)
         resized = self._to != (frame.width, frame.height)
         if resized and frame.interlaced_frame:
@@ -165,8 +197,7 @@ class RunDecoder:
             if frame.pts not in remaining:
                 continue
             remaining.discard(frame.pts)
-            array = self._convert(frame)
-            (result.damaged if frame.is_corrupt else result.frames)[frame.pts] = array
+            (result.damaged if frame.is_corrupt else result.frames)[frame.pts] = self._convert(frame)
             result.interlaced |= frame.interlaced_frame
             if self._knows_rotation:
                 result.rotation = rotation_of(frame)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import av
@@ -17,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices, Seconds
-from sosampler.errors import VideoError
+from sosampler.errors import SosamplerError, VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
-from sosampler.video.pyav_versions import discard_others, index_entries, open_for_reading
+from sosampler.video.pyav_versions import discard_others, file_size, index_entries, open_for_reading
 from sosampler.video.reader import Timeline
+from sosampler.video.remote import RemoteFile
 from sosampler.video.source import refuse_text
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
@@ -34,7 +36,7 @@ _OPENS_OTHERS = frozenset(
     {"concat", "concatf", "dash", "dvdvideo", "hls", "image2", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
     | {"webm_dash_manifest", "lavfi", "avisynth", "vapoursynth"}
 )
-_FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
+FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
 # Times further apart than this overflow when they are subtracted.
 _MAX_TICKS = 1 << 62
 
@@ -50,7 +52,7 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
     options = {
         "max_pixels": str(limits.max_pixels),
         "protocol_whitelist": "file" if isinstance(source, Path) else "data",
-        "format_whitelist": _FORMATS,
+        "format_whitelist": FORMATS,
     }
     try:
         time.begin_step(limits.timeout)
@@ -65,13 +67,23 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
 
 
 class _TimedFile:
-    """A file-like object that ends when the time is over, because FFmpeg does not look at the clock here."""
+    """A file-like object that ends when the time is over or it fails: FFmpeg does not look at the clock here."""
 
     def __init__(self, file: Any, time: TimeLimit) -> None:
         self._file, self._time = file, time
+        self._read = file.read_some if isinstance(file, RemoteFile) else file.read
 
     def read(self, size: int) -> Any:
-        return b"" if self._time.is_step_over else self._file.read(size)
+        if self._time.is_step_over:
+            return b""
+        begin = monotonic()
+        try:
+            return self._read(size)
+        except SosamplerError as error:  # of an address
+            self._time.fail(error)
+            return b""
+        finally:
+            self._time.extend_step(monotonic() - begin)  # a slow connection is no damaged file
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -130,10 +142,10 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
         raise VideoError(f"{name}: the image size cannot be found, so the file is damaged or no video; copy it again")
-    claimed = len(index_entries(stream))
-    if claimed > container.size > 0:
+    claimed, size = len(index_entries(stream)), file_size(container)
+    if claimed > size > 0:
         raise VideoError(
-            f"{name}: its index names {claimed} frames, which {container.size} bytes cannot hold; the file is damaged, "
+            f"{name}: its index names {claimed} frames, which {size} bytes cannot hold; the file is damaged, "
             "copy it again"
         )
     discard_others(container, stream)
@@ -295,7 +307,8 @@ def _to_table(
 
 
 def _usable(times: Indices) -> bool:
-    if (times == NO_TIMESTAMP).any() or len(np.unique(times)) < len(times):
+    # Not np.unique, which imports numpy.ma: 30 ms of a new process.
+    if (times == NO_TIMESTAMP).any() or (np.diff(np.sort(times)) == 0).any():
         return False
     return int(times.max()) - int(times.min()) < _MAX_TICKS
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from sosampler.video.limits import Limits, Size, TimeLimit, check_size, target_s
 from sosampler.video.pyav_decode import (
     FrameConverter,
     PacketFeed,
+    Picture,
+    Room,
     Run,
     RunDecoder,
     RunResult,
@@ -37,7 +41,9 @@ from sosampler.video.pyav_index import (
     scan_packets,
     video_stream,
 )
-from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
+from sosampler.video.pyav_versions import file_size
+from sosampler.video.reader import FrameBatch, FrameView, Timeline, VideoMetadata
+from sosampler.video.remote import RemoteFile
 
 # Packets that may be decoded to find frames in the place of damaged ones: twice what the reading itself takes, and at
 # least this many. Beyond it the nearest sound frame of the reading serves.
@@ -67,12 +73,11 @@ class PyavReader:
             except VideoError:
                 self.close()
                 raise
-        size = self._feed.container.size
-        self.file_bytes: int | None = size if size > 0 else None
+        self.file_bytes: int | None = file_size(self._feed.container) or None
         context = self._stream.codec_context
         self._threads = most_threads(threads, context.width, context.height)
         self._table: PacketTable | None = None
-        self._located: dict[int, tuple[int, int]] = {}  # frame number -> (position in the index, pts)
+        self._located: dict[int, _Located] = {}  # by frame number
         self._rotation: int | None = None  # degrees counter-clockwise; known when a frame has been decoded
 
     def _open(self) -> tuple[Any, Any]:
@@ -91,6 +96,12 @@ class PyavReader:
 
     def close(self) -> None:
         self._feed.close()
+        if isinstance(self._source, RemoteFile):
+            self._source.close()
+
+    @property
+    def transfer(self) -> dict[str, Any] | None:
+        return self._source.transfer if isinstance(self._source, RemoteFile) else None
 
     # --- what is there ---------------------------------------------------------------------------------------------
 
@@ -123,10 +134,12 @@ class PyavReader:
         seconds = self._unseen.seconds if self._unseen else self.timeline().seconds
         return seconds(np.asarray(others)) - seconds(np.asarray(frame_indices))
 
-    def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
+    def locate_keyframes(self, positions: Indices, behind: Seconds | None = None) -> tuple[Indices, Seconds]:
+        behind = np.zeros(len(positions)) if behind is None else behind
         if index := self._unseen:
             with self._time:
-                located = [self._locate(index, int(position)) for position in positions]
+                pairs = zip(positions.tolist(), behind.tolist(), strict=True)
+                located = [self._locate(index, position, seconds) for position, seconds in pairs]
             if all(item is not None for item in located):
                 frame_indices = np.array([item[0] for item in located if item], dtype=np.int64)
                 pts = np.array([item[1] for item in located if item], dtype=np.float64)
@@ -137,22 +150,35 @@ class PyavReader:
             if not len(there):
                 raise VideoError(f"{self.name}: none of the keyframes in its index can be read; make the file again")
             named = index.keyframes[positions]
-            frame_indices = there[np.abs(there[None, :] - named[:, None]).argmin(1)]
-        else:
-            frame_indices = self.timeline().keyframe_indices[positions]
+            positions = np.abs(there[None, :] - named[:, None]).argmin(1)
+        frame_indices = self.timeline().behind_keyframes(positions, behind)
         return frame_indices, self.timeline().seconds(frame_indices)
 
-    def _locate(self, index: ContainerIndex, position: int) -> tuple[int, int] | None:
-        """True frame number and pts of a keyframe, from its packet and those shown before it but sent after it."""
+    def _locate(self, index: ContainerIndex, position: int, behind: float) -> tuple[int, int] | None:
+        """True frame number and pts of the frame so many seconds behind a keyframe, in its group, from its packets."""
         packet = self._feed.keyframe(index, position)
         if packet is None or packet.pts is None:
             return None
-        frame, pts = int(index.keyframes[position]), int(packet.pts)
+        frame, key_pts = int(index.keyframes[position]), int(packet.pts)
+        latest = key_pts + int(behind / index.time_base + 0.5)
+        sent: list[int] = [key_pts]  # pts of the group, in decoding order
         for later in self._feed.readable_rest():
-            if later.pts is None or later.pts > pts:
+            if later.pts is None:
                 break
-            frame += not later.is_discard  # a leading frame of an open group of pictures
-        self._located[frame] = (position, pts)
+            if later.pts <= key_pts:
+                if behind:
+                    return None  # the index numbers frames as they are sent, which is not as they are shown
+                frame += not later.is_discard  # a leading frame of an open group of pictures
+                continue
+            # Behind this packet nothing comes that is shown in time.
+            if later.is_keyframe or later.is_discard or later.dts is None or later.dts > latest or latest == key_pts:
+                break
+            sent.append(int(later.pts))
+        pts = max(each for each in sent if each <= latest)
+        frame += sum(key_pts < each <= pts for each in sent)
+        sent = sent[: sent.index(pts) + 1]
+        depth = int((np.arange(len(sent)) - np.argsort(np.argsort(sent))).max())
+        self._located[frame] = _Located(position, pts, len(sent), depth)
         return frame, pts
 
     @property
@@ -182,8 +208,15 @@ class PyavReader:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        return self._read(frame_indices, check_size(size))[0]
+
+    def view(self, frame_indices: Indices, *, size: Size, max_bytes: int) -> FrameView:
+        batch, decoded = self._read(frame_indices, check_size(size), Room(max_bytes))
+        return _PyavView(self, batch, np.asarray(frame_indices, dtype=np.int64), decoded)
+
+    def _read(self, frame_indices: Indices, size: Size, room: Room | None = None) -> tuple[FrameBatch, list[Any]]:
+        """Decode frames; also return each as an av.VideoFrame where there was room, else None."""
         requested = np.asarray(frame_indices, dtype=np.int64)
-        size = check_size(size)
         with self._time:
             width, height = self._decoded_size(size)
             self._limits.check_bytes(self.name, len(requested), width, height, self.file_bytes)
@@ -191,20 +224,33 @@ class PyavReader:
             self._check_range(wanted)
             got = _Gathered(wanted, width, height)
             if self._table is None and all(frame in self._located for frame in got.missing):
-                self._read_located(got, size)
+                self._read_located(got, size, room)
             if got.missing:
                 seekable, last = self._packets().seekable, len(self.timeline()) - 1
                 if wanted[-1] > last:  # which the index claims, and which are not there
                     self.notes.append(f"frames behind {last} are not there; that one was used in their place")
-                    return self.read(np.minimum(requested, last), size=size)
+                    return self._read(np.minimum(requested, last), size, room)
                 if seekable:
-                    self._read_runs(got, size)
+                    self._read_runs(got, size, room)
                 else:
-                    self._read_from_start(got, size)
+                    self._read_from_start(got, size, room)
         frames = self._upright(got.images)
         if not np.array_equal(row_of_request, np.arange(len(wanted))):
             frames = frames[row_of_request]
-        return FrameBatch(frames, got.frames[row_of_request], got.seconds[row_of_request], tuple(got.notes))
+        batch = FrameBatch(frames, got.frames[row_of_request], got.seconds[row_of_request], tuple(got.notes))
+        return batch, [got.decoded[row] for row in row_of_request]
+
+    def convert(self, decoded: list[Any], size: Size) -> Frames:
+        """Return [N, H, W, 3] RGB of frames that were decoded before (av.VideoFrame)."""
+        with self._time:
+            width, height = self._decoded_size(size)
+            self._limits.check_bytes(self.name, len(decoded), width, height, self.file_bytes)
+            converter = self._converter(size)
+            images: Frames = np.empty((len(decoded), height, width, 3), dtype=np.uint8)
+            for row, frame in enumerate(decoded):
+                images[row] = converter.pixels(frame)
+                self._time.check()
+        return self._upright(images)
 
     def _upright(self, frames: Frames) -> Frames:
         turns = (self._rotation or 0) // 90
@@ -230,9 +276,14 @@ class PyavReader:
         shown = np.sort(table.packet_of_frame)  # in decoding order
         return frozenset(table.pts[shown[self._index.keyframes]].tolist())
 
-    def _make_decoder(self, size: Size, reorder_depth: int, unskipped: frozenset[int] = frozenset()) -> Any:
-        """A maker of decoders for one reading."""
+    def _converter(self, size: Size, room: Room | None = None) -> FrameConverter:
         width, height = self._decoded_size(size)
+        return FrameConverter(width, height, name=self.name, limits=self._limits, room=room)
+
+    def _make_decoder(
+        self, size: Size, room: Room | None, reorder_depth: int, unskipped: frozenset[int] = frozenset()
+    ) -> Any:
+        """A maker of decoders for one reading."""
 
         def make(threads: int) -> RunDecoder:
             # Only the container's own context knows the rotation. But a seek flushes that context, and the main thread
@@ -242,7 +293,7 @@ class PyavReader:
                 own_context(self._stream, limits=self._limits)
                 if is_own
                 else new_context(self._stream, threads=threads, limits=self._limits),
-                FrameConverter(width, height, name=self.name, limits=self._limits),
+                self._converter(size, room),
                 reorder_depth=reorder_depth,
                 unskipped=unskipped,
                 knows_rotation=is_own,
@@ -280,33 +331,35 @@ class PyavReader:
         if result.interlaced and text not in self.notes:
             self.notes.append(text)
 
-    def _read_located(self, got: _Gathered, size: Size) -> None:
-        """Keyframes known from the container's index: no scan, one packet each."""
+    def _read_located(self, got: _Gathered, size: Size, room: Room | None) -> None:
+        """Keyframes known from the container's index, and frames a little behind them: no scan, few packets each."""
         assert self._index is not None
         index, base = self._index, self._index.time_base
         located = {frame: self._located[frame] for frame in got.missing}
-        runs = [Run(start=position, packets=1, wanted=frozenset({pts})) for position, pts in located.values()]
+        runs = [Run(start=it.position, packets=it.packets, wanted=frozenset({it.pts})) for it in located.values()]
 
         def packets_of(run: Run) -> Iterator[Any]:
-            packet = self._feed.keyframe(index, run.start)
-            if packet is not None:
-                yield packet
+            key = self._feed.keyframe(index, run.start)
+            if key is None:
+                return
+            yield key
+            yield from islice(self._feed.readable_rest(), run.packets - 1)
 
-        make = self._make_decoder(size, 0)
-        for (frame, (_, pts)), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
-            if pts in result.frames and not result.failed:
-                got.put(frame, result.frames[pts], pts * base.numerator / base.denominator)
+        make = self._make_decoder(size, room, max(it.reorder_depth for it in located.values()))
+        for (frame, it), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
+            if it.pts in result.frames and not result.failed:
+                got.put(frame, result.frames[it.pts], it.pts * base.numerator / base.denominator)
 
-    def _read_runs(self, got: _Gathered, size: Size) -> None:
+    def _read_runs(self, got: _Gathered, size: Size, room: Room | None) -> None:
         table, timeline = self._packets(), self.timeline()
         groups: dict[int, list[int]] = {}  # first packet -> frames, both ascending
         for frame in got.missing:
             groups.setdefault(self._start_of(frame), []).append(frame)
         starts = sorted(groups)
         runs = [self._run(start, groups[start]) for start in starts]
-        make = self._make_decoder(size, table.reorder_depth, self._claimed_keys(table))
-        damaged: dict[int, Frames | None] = {}  # lost frames -> what came out of the decoder, in the result's memory
-        sound: dict[int, Frames] = {}
+        make = self._make_decoder(size, room, table.reorder_depth, self._claimed_keys(table))
+        damaged: dict[int, Picture | None] = {}  # lost frames -> what came out of the decoder, in the result's memory
+        sound: dict[int, Picture] = {}
         for start, result in zip(starts, self._decode(runs, self._packets_of, make), strict=True):
             for frame in groups[start]:
                 pts = int(timeline.pts[frame])
@@ -338,7 +391,7 @@ class PyavReader:
         wanted = frozenset(int(pts) for pts in table.timeline.pts[frames])
         return Run(start=start, packets=last - start + 1, wanted=wanted)
 
-    def _substitute(self, frame: int, damaged: Frames | None, stand_ins: _StandIns, got: _Gathered) -> None:
+    def _substitute(self, frame: int, damaged: Picture | None, stand_ins: _StandIns, got: _Gathered) -> None:
         """A frame that does not decode is replaced by the nearest one that does, and the notes say so."""
         at = float(self.timeline().seconds(frame))
         if frame in stand_ins or (damaged is None and stand_ins.decodes_from_earlier(frame)):
@@ -354,15 +407,13 @@ class PyavReader:
         got.notes.append(f"frame {frame} is damaged and nothing near it is better; it is given as it decodes")
         got.put(frame, damaged, at)
 
-    def _read_from_start(self, got: _Gathered, size: Size) -> None:
+    def _read_from_start(self, got: _Gathered, size: Size, room: Room | None) -> None:
         """Streams without usable timestamps: decode from the start and count the frames that come out."""
-        timeline = self.timeline()
-        width, height = self._decoded_size(size)
+        timeline, convert = self.timeline(), self._converter(size, room)
         self._feed.rewind()
         context = own_context(self._stream, limits=self._limits)
-        convert = FrameConverter(width, height, name=self.name, limits=self._limits)
         result, count, errors, is_impaired = RunResult(), 0, 0, False
-        waiting: dict[int, Frames] = {}  # damaged frames, for which the next sound one may stand in
+        waiting: dict[int, Picture] = {}  # damaged frames, for which the next sound one may stand in
         sound: tuple[int, Any] | None = None  # the last one: number, av.VideoFrame
 
         def put_waiting(after: tuple[int, Any] | None) -> None:
@@ -419,10 +470,39 @@ class PyavReader:
             got.put(number, convert(frame), float(timeline.seconds(used)), used=used)
 
 
+@dataclass(frozen=True)
+class _Located:
+    """A frame that was found through the container's index."""
+
+    position: int  # of its keyframe in the index
+    pts: int
+    packets: int  # of its group, up to its own
+    reorder_depth: int  # within these
+
+
+class _PyavView:
+    """Frames in a small size, and what they were made from."""
+
+    def __init__(self, reader: PyavReader, batch: FrameBatch, requested: Indices, decoded: list[Any]) -> None:
+        self.batch = batch
+        self._reader, self._row_of = reader, {frame: row for row, frame in enumerate(requested.tolist())}
+        self._decoded = decoded
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        rows = [self._row_of[frame] for frame in frame_indices.tolist()]
+        if any(self._decoded[row] is None for row in rows):
+            return self._reader.read(frame_indices, size=size)
+        return FrameBatch(
+            self._reader.convert([self._decoded[row] for row in rows], size),
+            self.batch.frame_indices[rows],
+            self.batch.pts_seconds[rows],
+        )
+
+
 class _StandIns:
     """Sound frames in the place of those that do not decode, found within a number of packets."""
 
-    def __init__(self, reader: PyavReader, decode: RunDecoder, sound: dict[int, Frames], budget: int) -> None:
+    def __init__(self, reader: PyavReader, decode: RunDecoder, sound: dict[int, Picture], budget: int) -> None:
         self._reader, self._decode, self._budget = reader, decode, budget
         self._timeline, self._table = reader.timeline(), reader._packets()
         self._keyframes = self._timeline.keyframe_indices
@@ -513,19 +593,20 @@ class _Gathered:
         self._row = {frame: row for row, frame in enumerate(wanted.tolist())}
         self.missing: dict[int, None] = dict.fromkeys(self._row)  # ascending, as `wanted`
         self.images: Frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)  # not yet upright
+        self.decoded: list[Any] = [None] * len(wanted)  # av.VideoFrame, where they are kept
         self.frames = wanted.copy()
         self.seconds: Seconds = np.zeros(len(wanted))
         self.notes: list[str] = []
 
-    def put(self, frame: int, image: Frames, seconds: float, *, used: int | None = None) -> Frames:
+    def put(self, frame: int, image: Picture, seconds: float, *, used: int | None = None) -> Picture:
         """The image for a wanted frame; `used` is the number of another frame that stands in for it. Returns it."""
         row = self._row[frame]
         self.seconds[row], self.frames[row] = seconds, frame if used is None else used
         del self.missing[frame]
         return self.hold(frame, image)
 
-    def hold(self, frame: int, image: Frames) -> Frames:
+    def hold(self, frame: int, image: Picture) -> Picture:
         """Keep the image of a frame that is still missing. Returns it."""
-        held: Frames = self.images[self._row[frame]]
-        held[...] = image
-        return held
+        row = self._row[frame]
+        self.images[row], self.decoded[row] = image.pixels, image.decoded
+        return Picture(self.images[row], image.decoded)

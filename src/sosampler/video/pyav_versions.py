@@ -17,7 +17,9 @@ _READS_COLOURS = _VERSION >= (17, 0)
 _SWS_DEFAULT_COLOURS = 5
 
 
-def open_for_reading(file: Any, options: dict[str, str], timeout: tuple[float, float]) -> Any:
+def open_for_reading(
+    file: Any, options: dict[str, str], timeout: tuple[float, float] | None, container_format: str | None = None
+) -> Any:
     """Open with options for the container and, from PyAV 17.1 on, for the decoders that FFmpeg starts to probe streams.
 
     Before, PyAV writes those beyond its memory where streams appear only while they are probed, as in MPEG.
@@ -27,7 +29,12 @@ def open_for_reading(file: Any, options: dict[str, str], timeout: tuple[float, f
     # PyAV 19 no longer takes.
     if _VERSION < (19, 0):
         how["metadata_errors"] = "ignore"
-    return av.open(file, mode="r", timeout=timeout, **how)
+    return av.open(file, mode="r", format=container_format, timeout=timeout, **how)
+
+
+def file_size(container: Any) -> int:
+    """Return the bytes of the file; 0 where they are not known, as of a pipe: None in PyAV 19, below 0 before."""
+    return max(container.size or 0, 0)
 
 
 def index_entries(stream: Any) -> Sequence[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Frames, Indices, Seconds
-from sosampler.video.limits import Size
+from sosampler.video.limits import Size, target_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,13 @@ class Timeline:
     @property
     def keyframe_indices(self) -> Indices:
         return np.flatnonzero(self.is_keyframe).astype(np.int64)
+
+    def behind_keyframes(self, positions: Indices, behind: ArrayLike) -> Indices:
+        """The frame on screen `behind` seconds after each of some keyframes, at most the last one of its group."""
+        keys = self.keyframe_indices
+        ends = np.append(keys[1:], len(self))[positions]
+        moments = self.seconds(keys[positions]) + np.asarray(behind, dtype=np.float64)
+        return np.clip(self.index_at(moments), keys[positions], ends - 1)
 
     @property
     def duration(self) -> float:
@@ -116,6 +123,47 @@ class FrameBatch:
         return f"FrameBatch(frames={self.frames.shape}, frame_indices={self.frame_indices.tolist()})"
 
 
+class FrameView(Protocol):
+    """Some frames in a small size, for a policy to look at, and the way to have them in another."""
+
+    batch: FrameBatch
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        """Return some of the frames, by the numbers with which the view was asked for, in another size."""
+        ...
+
+
+class RgbView:
+    """The view of a reader that gives RGB frames only: they are kept in the stored size where that fits."""
+
+    def __init__(self, reader: VideoReader, frame_indices: Indices, *, size: Size, max_bytes: int) -> None:
+        self._reader, self._size = reader, (reader.metadata.width, reader.metadata.height)
+        self._row_of = {frame: row for row, frame in enumerate(frame_indices.tolist())}
+        fits = 3 * self._size[0] * self._size[1] * len(frame_indices) <= max_bytes
+        self._stored = reader.read(frame_indices) if fits else None
+        self.batch = reader.read(frame_indices, size=size) if self._stored is None else self._in(self._stored, size)
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        if self._stored is None:
+            return self._reader.read(frame_indices, size=size)
+        rows, stored = [self._row_of[frame] for frame in frame_indices.tolist()], self._stored
+        return self._in(FrameBatch(stored.frames[rows], stored.frame_indices[rows], stored.pts_seconds[rows]), size)
+
+    def _in(self, batch: FrameBatch, size: Size) -> FrameBatch:
+        frames = resized(batch.frames, *target_size(*self._size, size))
+        return FrameBatch(frames, batch.frame_indices, batch.pts_seconds, batch.notes)
+
+
+def resized(frames: Frames, width: int, height: int) -> Frames:
+    """Resize [N, H, W, 3] uint8 by PIL's bilinear filter, which widens with the scale: it is anti-aliased."""
+    if frames.shape[1:3] == (height, width):
+        return frames
+    from PIL import Image
+
+    images = [Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR) for frame in frames]
+    return np.stack([np.asarray(image) for image in images])
+
+
 class VideoReader(Protocol):
     """One open video.
 
@@ -129,6 +177,11 @@ class VideoReader(Protocol):
     file_bytes: int | None  # None where it is unknown
 
     @property
+    def transfer(self) -> dict[str, Any] | None:
+        """Bytes and requests so far, of an address; None for other sources."""
+        ...
+
+    @property
     def metadata(self) -> VideoMetadata: ...
 
     @property
@@ -140,8 +193,11 @@ class VideoReader(Protocol):
         """Frame numbers of all keyframes. May be off by the few frames that an open group of pictures shows first."""
         ...
 
-    def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
-        """True frame numbers and timestamps of some of the keyframes, given as positions in `keyframe_indices`."""
+    def locate_keyframes(self, positions: Indices, behind: Seconds | None = None) -> tuple[Indices, Seconds]:
+        """True frame numbers and timestamps of some of the keyframes, given as positions in `keyframe_indices`.
+
+        With `behind`, of the frames so many seconds behind each, at most the last one before the next keyframe.
+        """
         ...
 
     def seconds_apart(self, frame_indices: Indices, others: Indices) -> Seconds:
@@ -150,6 +206,10 @@ class VideoReader(Protocol):
 
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
         """Decode these frames, in any order, repeats allowed."""
+        ...
+
+    def view(self, frame_indices: Indices, *, size: Size, max_bytes: int) -> FrameView:
+        """Decode these frames for a policy. Up to `max_bytes` of them stay in memory and are not decoded again."""
         ...
 
     def close(self) -> None: ...

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.limits import Limits
+from sosampler.video.remote import is_address, open_address, shown_address
 
 if TYPE_CHECKING:
     from sosampler.video.reader import VideoReader
@@ -33,14 +35,16 @@ def open_video(
     threads: int | None = None,
     limits: Limits | None = None,
     folder_fps: float | None = None,
+    schemes: Sequence[str] = (),
 ) -> VideoReader:
-    """Open a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
+    """Open a path, bytes, a file-like object, a folder of frame images, an address or a torchcodec `VideoDecoder`.
 
     Args:
         decoder: "pyav" (the default) or "torchcodec"; a given `VideoDecoder` is used as it is.
         threads: for one video; None takes what the machine has. Give 1 where many videos are read side by side.
         limits: guards against hostile files.
         folder_fps: the rate at which the images of a folder were taken; None takes 25 and says so in a note.
+        schemes: of the addresses that may be opened: "https", "http", "s3", "gs", "hf"; none unless given.
 
     Examples:
         >>> import sosampler as so
@@ -61,6 +65,8 @@ def open_video(
         from sosampler.video.torchcodec_reader import OpenTorchcodecReader
 
         return OpenTorchcodecReader(source, limits=limits)
+    if is_address(source):
+        return _open_address(source, decoder, threads, limits, schemes)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if path.is_dir():
@@ -91,8 +97,29 @@ def open_video(
     return PyavReader(source, name=source_name(source), threads=threads, limits=limits)
 
 
+def _open_address(
+    address: str, decoder: Decoder | None, threads: int, limits: Limits, schemes: Sequence[str]
+) -> VideoReader:
+    if decoder == "torchcodec":
+        raise VideoError(f"{shown_address(address)}: torchcodec opens no addresses; use decoder='pyav', or download it")
+    from sosampler.video.pyav_reader import PyavReader
+
+    file = open_address(address, schemes=schemes, limits=limits)
+    try:
+        _refuse_manifest(file)
+        reader = PyavReader(file, name=file.name, threads=threads, limits=limits)
+    except BaseException:
+        file.close()
+        raise
+    file.notes.extend(reader.notes)
+    reader.notes = file.notes  # one list: the file may add to it while it is read
+    return reader
+
+
 def source_name(source: Any) -> str:
-    """How a source is called in messages and results."""
+    """How a source is called in messages and results; of an address without what may be secret."""
+    if is_address(source):
+        return shown_address(source)
     if isinstance(source, (str, os.PathLike)):
         return str(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -100,7 +127,9 @@ def source_name(source: Any) -> str:
     if is_torchcodec_decoder(source):
         return "<VideoDecoder>"
     name = getattr(source, "name", None)
-    return name if isinstance(name, str) else f"<{type(source).__name__}>"
+    if not isinstance(name, str):
+        return f"<{type(source).__name__}>"
+    return shown_address(name) if is_address(name) else name  # of a file that another library opened
 
 
 def is_torchcodec_decoder(source: Any) -> bool:
@@ -117,8 +146,9 @@ def _check_file(path: Path) -> None:
         pass  # reported below
     except OSError as error:
         raise VideoError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from error
-    if "://" in os.fspath(path) or ":/" in os.fspath(path)[:8]:
-        raise VideoError(f"{path}: addresses are not opened; download it, or give its bytes or a file-like object")
+    if ":/" in os.fspath(path)[:8]:
+        scheme = os.fspath(path).partition(":")[0]
+        raise VideoError(f"{scheme}:...: `select` and `classify` open addresses, given as text; otherwise download it")
     if not path.exists():
         raise VideoError(f"{path}: no such file or folder; check the path")
     if not path.is_file():
@@ -159,11 +189,16 @@ _PROBED_BYTES = 1 << 20  # as far as FFmpeg looks
 
 def _refuse_manifest(source: Any) -> None:
     """Refuse text that names other files."""
-    if _MANIFEST.match(_text_at_start(source).lower()):
+    if is_manifest(_text_at_start(source)):
         raise VideoError(
             f"{source_name(source)}: a playlist or manifest, which names other files, not a video; give the videos "
             "themselves"
         )
+
+
+def is_manifest(head: bytes) -> bool:
+    """Return whether text, the beginning of a file, names other files."""
+    return _MANIFEST.match(head.lower()) is not None
 
 
 def _text_at_start(source: Path | bytes | Any) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,15 @@ def encode_video(
     container_options: dict[str, str] | None = None,
     rotation: int = 0,
     colorspace: int | None = None,
+    keyframes: Collection[int] = (),
 ) -> bytes:
     """Encode RGB frames [H, W, 3] to a file, or to bytes, which are returned in either case.
 
-    `pts` in ticks of 1/fps gives a variable rate or a late start; by default frame i has pts i.
+    `pts` in ticks of 1/fps gives a variable rate or a late start; by default frame i has pts i. `keyframes` are forced,
+    as at cuts, beside those of the encoder.
     """
     import av
+    from av.video.frame import PictureType
 
     buffer = io.BytesIO()
     rate = Fraction(fps)
@@ -93,6 +96,8 @@ def encode_video(
             image = av.VideoFrame.from_ndarray(frame, format="rgb24")
             image.pts = number if pts is None else pts[number]
             image.time_base = 1 / rate
+            if number in keyframes:
+                image.pict_type = PictureType.I
             container.mux(stream.encode(image))
         container.mux(stream.encode(None))
     data = buffer.getvalue()

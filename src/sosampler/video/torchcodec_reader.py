@@ -14,7 +14,7 @@ from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import MissingDependency, VideoError, first_line
 from sosampler.video.limits import Limits, Size, TimeLimit, check_size, target_size
 from sosampler.video.pyav_index import check_for_others
-from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
+from sosampler.video.reader import FrameBatch, FrameView, RgbView, Timeline, VideoMetadata
 
 # What torchcodec raises: errors of FFmpeg and failed allocations, and indices that it does not find.
 _ERRORS = (RuntimeError, ValueError, IndexError, MemoryError)
@@ -54,6 +54,7 @@ class _Reading(ABC):
     name: str
     notes: list[str]
     file_bytes: int | None = None
+    transfer: dict[str, Any] | None = None
     _limits: Limits
 
     @abstractmethod
@@ -75,8 +76,8 @@ class _Reading(ABC):
     def keyframe_indices(self) -> Indices:
         return self.timeline().keyframe_indices
 
-    def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
-        frame_indices = self.keyframe_indices()[positions]
+    def locate_keyframes(self, positions: Indices, behind: Seconds | None = None) -> tuple[Indices, Seconds]:
+        frame_indices = self.timeline().behind_keyframes(positions, 0 if behind is None else behind)
         return frame_indices, self.timeline().seconds(frame_indices)
 
     def seconds_apart(self, frame_indices: Indices, others: Indices) -> Seconds:
@@ -111,6 +112,9 @@ class _Reading(ABC):
                 "the file may be damaged: decoder='pyav' replaces damaged frames by their neighbours"
             ) from error
         return FrameBatch(_to_frames(batch.data), requested, batch.pts_seconds.numpy().astype(np.float64))
+
+    def view(self, frame_indices: Indices, *, size: Size, max_bytes: int) -> FrameView:
+        return RgbView(self, frame_indices, size=size, max_bytes=max_bytes)
 
 
 def _to_frames(data: Any) -> Frames:

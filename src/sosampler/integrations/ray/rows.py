@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.files import import_parquet
-from sosampler._util.progress import OnProgress
 from sosampler._util.workers import ProcessPool, WorkerDied
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt
 from sosampler.inference.many import RunSummary, row_of, run
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
+from sosampler.inference.select import view_size
 from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
 from sosampler.policies.query import QueryPolicy
 from sosampler.policies.registry import get_policy, is_policy_name
 from sosampler.video.limits import Limits
+from sosampler.video.remote import is_address
+from sosampler.video.source import source_name
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import BatchClassifier, Pipeline
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 _VIDEOS_A_WAVE = 100_000
 # Videos of a block, the unit that is sent to a worker and done again when the worker dies.
 _MAX_VIDEOS_A_BLOCK = 16
-# Short side of the candidates for a sampler where no size is given.
-_MIN_SIZE = 256
 
 Videos = Sequence[str | os.PathLike[str]]
 
@@ -95,7 +95,7 @@ class _DecodeActor:
             try:
                 data = self._process.submit(video, self._timeout).result()
             except SosamplerError as error:
-                failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
+                failure = VideoError(error.over(source_name(video))) if isinstance(error, WorkerDied) else error
                 data = _pack(video, failure, self._last)
             yield _table([name], [data])
 
@@ -104,12 +104,13 @@ def serve(pickled_and_last: tuple[bytes, bool]) -> Callable[[str], bytes]:
     """Return the function of a decoding process: a video -> its packed outcome."""
     pickled, last = pickled_and_last
     step = pickle.loads(pickled)
-    return lambda video: _pack(video, attempt(video, lambda: step(video)), last)
+    return lambda video: _pack(video, attempt(source_name(video), lambda: step(video)), last)
 
 
 def _pack(video: str, outcome: Any, last: bool) -> bytes:
     if isinstance(outcome, Unfit):
-        outcome = VideoError(f"{video}: its candidates are too large or too small for the sampler; give another size")
+        why = "its candidates are too large or too small for the sampler; give another size"
+        outcome = VideoError(f"{source_name(video)}: {why}")
     return json.dumps(row_of(video, outcome)).encode() if last else pickle.dumps(outcome, protocol=5)
 
 
@@ -131,7 +132,7 @@ class _NetworkActor:
 
     def _alone(self, video: str, outcome: Outcome) -> Row:
         try:
-            row = attempt(video, lambda: self._step([(video, outcome)])[0])
+            row = attempt(source_name(video), lambda: self._step([(video, outcome)])[0])
         except SosamplerError as error:
             row = error
         return row_of(video, row) if isinstance(row, SosamplerError) else row
@@ -150,13 +151,13 @@ def stream_rows(
 ) -> Iterator[Row]:
     """Yield a row for each video, as they are done, in no order. Call it connected."""
     coming, decode = iter(videos), Stage(_DecodeActor, (step, network is None))
-    while left := dict.fromkeys(islice(coming, _VIDEOS_A_WAVE)):
+    while left := {source_name(video): video for video in islice(coming, _VIDEOS_A_WAVE)}:
         for again in (False, True):  # what was lost goes one by one
             if not left:
                 break
             block, batch = (1, 1) if again else (_MAX_VIDEOS_A_BLOCK, settings.batch_size)
             classify = None if network is None else Stage(_NetworkActor, (network,), batch)
-            rows = [{"video": os.fsencode(video)} for video in left]
+            rows = [{"video": os.fsencode(video)} for video in left.values()]
             for table in execute(rows, decode, classify, settings, max_block=block):
                 for row in map(json.loads, table.column("data").to_pylist()):
                     if row["video"] in left:
@@ -174,17 +175,17 @@ def select_on_ray(
     settings: RaySettings | None = None,
     device: str | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    **callbacks: Any,
 ) -> RunSummary:
     """Choose frames of all videos; write a row for each, without pixels.
 
     Args:
-        videos: paths that all machines of the cluster can read.
+        videos: paths that all machines of the cluster can read, or addresses whose schemes are in `options`.
         out: a folder for Parquet files, or a file (.parquet, .jsonl, .csv).
-        options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
-            where that is more.
+        options: as for `select`.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
         overwrite: replace what `out` holds of something else.
+        callbacks: `on_progress` and `on_result`, as `sosampler.inference.many.run` takes them.
     """
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
@@ -197,13 +198,11 @@ def select_on_ray(
             raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {policy.name!r}")
         step = DecodeStep(replace(options, policy=policy.spec or options.policy))
     else:
-        size = max(options.size if isinstance(options.size, int) else _MIN_SIZE, policy.min_size or 0)
-        options = replace(options, size=size)
-        identity["size"] = size
+        options = replace(options, size=view_size(policy))  # what it sees in `select`; rows have no pixels
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
         step = DecodeStep.of_candidates(options)
-    return _run(videos, out, "selections", identity, step, network, settings, on_progress, overwrite)
+    return _run(videos, out, "selections", identity, step, network, settings, overwrite, callbacks)
 
 
 def classify_on_ray(
@@ -214,7 +213,7 @@ def classify_on_ray(
     settings: RaySettings | None = None,
     device: str | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    **callbacks: Any,
 ) -> RunSummary:
     """Classify all videos as `pipeline` does; write a row for each. Other arguments: see `select_on_ray`."""
     options, policy = replace(pipeline.options, threads=pipeline.options.threads or 1), pipeline.policy
@@ -232,7 +231,7 @@ def classify_on_ray(
     arguments["classifier_options"] = {**classifier_options, **({"weights": weights} if weights is not None else {})}
     network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
     identity = {**pipeline.identity(), "precision": arguments["precision"]}
-    return _run(videos, out, "predictions", identity, step, network, settings, on_progress, overwrite)
+    return _run(videos, out, "predictions", identity, step, network, settings, overwrite, callbacks)
 
 
 def _has_network(policy: Policy, given: Any) -> bool:
@@ -253,8 +252,8 @@ def _run(
     step: DecodeStep,
     network: NetworkStep | None,
     settings: RaySettings | None,
-    on_progress: OnProgress | None,
     overwrite: bool,
+    callbacks: dict[str, Any],
 ) -> RunSummary:
     wide = settings or RaySettings()
     check_address(wide.address)  # before anything is written
@@ -269,5 +268,5 @@ def _run(
             device, sized = placed(network.device, wide, ray.cluster_resources())
             yield from stream_rows(todo, step, replace(network, device=device), sized)
 
-    names = list(dict.fromkeys(os.path.abspath(video) for video in videos))
-    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress, overwrite=overwrite)
+    names = list(dict.fromkeys(str(video) if is_address(video) else os.path.abspath(video) for video in videos))
+    return run(names, work, what, out=Path(out), identity=identity, overwrite=overwrite, **callbacks)

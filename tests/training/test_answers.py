@@ -1,0 +1,191 @@
+"""Answers that are fitted on dev: a problem whose truth is known, and the training of a sampler."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sosampler as so
+from sosampler.evaluation.result import top1
+from sosampler.samplers.answer import Evidence, frames_to_ask
+from sosampler.training.answers import DevAnswers, _folds, find_sure, fit, fit_answers
+from sosampler.training.dev import fit_calibration
+from sosampler.training.train_sampler import train
+from tests.factories import SAMPLER_QUICK, make_bank
+
+
+def logistic(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values))
+
+
+@cache
+def problem(videos: int, seed: int, *, multi_label: bool = False, candidates: int = 10, classes: int = 8) -> DevAnswers:
+    """A third of the frames show the class, the others something else; all answers are noisy, the sampler's more so."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(classes, size=videos)
+    shows = rng.random((videos, candidates)) < 0.3
+    shows[np.arange(videos), rng.integers(candidates, size=videos)] = True
+    peak = np.where(shows, label[:, None], rng.integers(classes, size=shows.shape))
+    height = np.where(shows, 2.2, 2.5 * rng.random(shows.shape))
+
+    def said(strength: float) -> np.ndarray:
+        logits = rng.normal(0, 1, (*shows.shape, classes))
+        logits[(*np.indices(shows.shape), peak)] += strength * height
+        return logits - (2 if multi_label else 0)
+
+    logits, own = 1.5 * said(1.0), said(0.5)
+    scores = np.where(shows, 1.0, -1.0) + rng.normal(0, 1, shows.shape)
+    labels = np.arange(classes) == label[:, None]
+    slope, offset = fit_calibration(scores, shows.astype(float))
+    evidence = Evidence(logistic(slope * scores + offset), own, np.ones(shows.shape, dtype=bool))
+    metric = "mAP" if multi_label else "top1"
+    return DevAnswers(evidence, logits, scores, labels, list(range(videos)), multi_label, metric)
+
+
+@cache
+def fitted() -> tuple[dict[str, Any], dict[str, Any]]:
+    return fit_answers(problem(300, seed=0))
+
+
+def test_fused_beats_weighted_beats_mean() -> None:
+    """On videos that the fit has not seen; and more frames never cost more than half a point."""
+    settings, measured = fitted()
+    assert settings["default"] == "fused"
+    test = problem(4000, seed=1)
+    curve = {kind: test.score(test.answers(kind, settings.get(kind, {}))) for kind in ("mean", "weighted", "fused")}
+    assert curve["mean"][-1] < curve["mean"][-2]  # what this is about: the mean gets worse with more frames
+    assert np.mean(curve["weighted"]) > np.mean(curve["mean"]) + 0.01
+    assert curve["weighted"][-1] > curve["mean"][-1] + 0.03
+    for better, worse in zip(curve["fused"], curve["weighted"], strict=True):
+        assert better > worse + 0.02
+    for kind in ("weighted", "fused"):
+        assert (np.diff(curve[kind]) > -0.005).all(), (kind, curve[kind])
+    losses = [test.loss(test.answers(kind, settings.get(kind, {}))) for kind in ("fused", "weighted", "mean")]
+    assert losses == sorted(losses)
+    # What was measured by cross-validation is what new videos give, and probabilities mean what they say.
+    for kind, expected in curve.items():
+        np.testing.assert_allclose(measured[kind]["score"], expected, atol=0.07)
+    assert max(measured["fused"]["ece"]) < 0.12
+
+
+def test_the_fit_is_a_minimum_and_repeats() -> None:
+    dev = problem(300, seed=0)
+    assert fit("fused", dev) == fit("fused", dev) == fitted()[0]["fused"]
+    for kind in ("weighted", "fused"):
+        best = fitted()[0][kind]
+        least = dev.loss(dev.answers(kind, best))
+        for name in best:
+            for factor in (0.7, 1.4):
+                assert dev.loss(dev.answers(kind, {**best, name: factor * best[name]})) > least - 1e-3
+
+
+def test_what_is_irrelevant_is_left_out() -> None:
+    """With relevance and a class head that are noise, the answer is the mean or as good as that."""
+    dev = problem(300, seed=0)
+    rng = np.random.default_rng(5)
+    noise = dev.evidence._replace(
+        relevance=rng.uniform(0.3, 0.7, dev.scores.shape), class_logits=rng.normal(0, 1, dev.logits.shape)
+    )
+    bad = DevAnswers(noise, dev.logits, dev.scores, dev.labels, dev.groups, False, "top1")
+    settings, measured = fit_answers(bad)
+    scores = {kind: np.mean(measured[kind]["score"]) for kind in ("mean", "weighted", "fused")}
+    assert scores[settings["default"]] >= scores["mean"] - 0.02
+    assert settings["fused"]["sampler"] < 0.2
+
+
+def test_independent_classes() -> None:
+    settings, measured = fit_answers(problem(200, seed=0, multi_label=True))
+    assert "sure" not in settings
+    assert 0 < settings["fused"]["prior"] < 0.5
+    assert measured["fused"]["log_loss"] < measured["mean"]["log_loss"]
+    test = problem(1500, seed=1, multi_label=True)
+    scores = [np.mean(test.score(test.answers(kind, settings.get(kind, {})))) for kind in ("mean", "weighted", "fused")]
+    assert scores == sorted(scores)
+
+
+def test_without_a_class_head() -> None:
+    dev = problem(120, seed=0)
+    settings, measured = fit_answers(
+        DevAnswers(
+            dev.evidence._replace(class_logits=None), dev.logits, dev.scores, dev.labels, dev.groups, False, "top1"
+        )
+    )
+    assert set(settings) == {"default", "weighted"}
+    assert "fused" not in measured
+
+
+def test_groups_stay_together() -> None:
+    groups = [f"g{number // 3}" for number in range(60)]
+    folds = _folds(groups)
+    assert sorted(set(folds.tolist())) == [0, 1, 2, 3, 4]
+    assert all(len(set(folds[start : start + 3].tolist())) == 1 for start in range(0, 60, 3))
+
+
+def test_where_to_stop() -> None:
+    """The lowest belief from which on stopping costs at most the tolerance, by trying."""
+    rng = np.random.default_rng(0)
+    beliefs = rng.dirichlet([0.3] * 3, (80, 5))
+    labels = np.eye(3, dtype=bool)[beliefs[:, -1].argmax(1)]
+    labels[::5] = np.roll(labels[::5], 1, axis=1)
+    counts = np.full(80, 5)
+    reference = top1(beliefs[:, -1], labels)
+    for tolerance, sure in find_sure(beliefs, labels, counts):
+        for higher in np.linspace(sure, 1, 50):
+            asked = frames_to_ask(beliefs, higher, counts=counts)
+            assert top1(beliefs[np.arange(80), asked - 1], labels) >= reference - tolerance - 1 / 80
+    found = [sure for _, sure in find_sure(beliefs, labels, counts)]
+    assert found == sorted(found, reverse=True)
+
+
+# ---- training
+
+
+def test_training_measures_and_keeps_the_best(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", train=24, dev=24)
+    said: list[str] = []
+    options = SAMPLER_QUICK | {"epochs": 2}
+    trained = train(bank, out=tmp_path / "run", answer="best", say=said.append, **options)
+    (line,) = [text for text in said if text.startswith("answer: ")]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    kept = config["answer"]["default"]
+    assert line.endswith(f"; {kept} is kept")
+    assert all(f"{kind} " in line for kind in ("mean", "weighted", "fused"))
+    assert trained.result["answers"]["kept"] == kept
+    assert set(config["answer"]) == {"default", "weighted", "fused", "sure"}
+    assert trained.sampler.answer == config["answer"]
+    assert config["about"]["answers"]["mean"]["score"] == trained.result["answers"]["mean"]["score"]
+    rows = so.evaluate(
+        bank, trained.sampler, num_frames=2, num_candidates=8, split="dev", bootstrap=0, device="cpu"
+    ).rows
+    assert rows[0].answer == kept
+    # A recipe may insist, as that of the paper does on the mean.
+    plain = train(bank, out=tmp_path / "plain", say=said.append, answer="mean", **options)
+    assert plain.sampler.answer is not None
+    assert plain.sampler.answer["default"] == "mean"
+    assert said[-2].endswith("mean is kept, as the recipe says")
+    assert plain.sampler.answer["fused"] == config["answer"]["fused"]
+
+
+def test_recipes() -> None:
+    answers = {name: so.read_recipe(name).answer for name in so.list_recipes()}
+    assert answers.pop("default") == "best"
+    assert set(answers.values()) == {"mean"}
+    assert "answer" not in so.read_recipe("default").to_dict()  # as recipes of earlier versions
+    with pytest.raises(so.InvalidArgument, match="choose one of: best, mean, weighted, fused"):
+        so.read_recipe("default", answer="all")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [({"dev": 6}, "dev has 6 videos"), ({"pooling": None}, "no stored logits")]
+)
+def test_where_nothing_can_be_fitted(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    bank = make_bank(tmp_path / "bank", **({"train": 12, "dev": 24} | options))
+    said: list[str] = []
+    trained = train(bank, out=tmp_path / "run", answer="fused", say=said.append, **SAMPLER_QUICK | {"epochs": 1})
+    assert trained.sampler.answer is None
+    assert any(text in line for line in said)
