@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline, Prediction
     from sosampler.inference.select import select
     from sosampler.inference.selection import Candidates, Selection
+    from sosampler.inference.total import CollectionSelection, select_total
     from sosampler.inference.watch import Window, watch
     from sosampler.policies.auto import Auto
     from sosampler.policies.base import Batch, Policy
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
 _HOMES = {
     "select": "sosampler.inference.select",
+    "select_total": "sosampler.inference.total",
+    "CollectionSelection": "sosampler.inference.total",
     "select_many": "sosampler.inference.many",
     "create_classifier": "sosampler.classifiers.factory",
     "list_classifiers": "sosampler.classifiers.factory",
@@ -128,6 +131,7 @@ __all__ = [
     "Classifier",
     "ClassifierError",
     "ClassifierRecipe",
+    "CollectionSelection",
     "Evaluation",
     "FrameEntry",
     "InvalidArgument",
@@ -179,6 +183,7 @@ __all__ = [
     "save_classifier",
     "select",
     "select_many",
+    "select_total",
     "subset",
     "train",
     "train_classifier",

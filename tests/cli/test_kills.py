@@ -39,6 +39,7 @@ COMMANDS = {
     "select to a file": "select {world}/videos -n 3 --workers 2 --policy frame-difference --out {out}/rows.jsonl",
     "select to a table": "select {world}/videos -n 3 --workers 2 --policy uniform --out {out}/rows.csv",
     "select to a folder": "select {world}/videos -n 3 --workers 2 --out {out}/rows",
+    "select a total": "select {world}/videos --total 9 -t 4 --workers 2 --out {out}/picked",
     "select frames": "select {world}/videos/0.mp4 -n 8 --save-frames {out} --contact-sheet {out}/sheet.png",
     "classify": "classify {world}/videos -c {world}/classifier --device cpu --out {out}/rows.parquet",
     "prepare": "prepare {world}/videos.csv -c {world}/classifier --device cpu -t 8 --workers 2 --videos-per-shard 2 "

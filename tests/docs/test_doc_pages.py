@@ -36,6 +36,7 @@ ONLY_CHECKED = {
     "docs/reproduce.md": 1,
     "docs/sampler.md": 1,
     "docs/scale.md": 1,
+    "docs/video_benchmarks.md": 1,
     "docs/watch.md": 1,
 }
 # Run by the tests of the integrations, which make small transformers models for them.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import typer
 from typer import Option
 
 from sosampler.cli import options as shared
@@ -23,6 +24,11 @@ def select_command(
             f"How many frames to choose; auto: a trained sampler decides.  [default: {DEFAULT_NUM_FRAMES}]"
         ),
     ] = None,
+    total: Annotated[
+        int | None,
+        Option(help="One budget for all videos: the frames worth labelling, as images in the folder --out."),
+    ] = None,
+    at_least: Annotated[int | None, Option(help="With --total: frames of each video.  [default: 0]")] = None,
     auto_min: shared.AutoMin = None,
     auto_max: shared.AutoMax = None,
     auto_tolerance: shared.AutoTolerance = None,
@@ -63,7 +69,7 @@ def select_command(
     out: shared.Out = None,
     overwrite: shared.Replace = False,
     frames_folder: Annotated[Path | None, Option("--save-frames", help="Write the frames into this folder.")] = None,
-    image_format: Annotated[str, Option(help="jpg or png, for --save-frames.")] = "jpg",
+    image_format: Annotated[str, Option(help="jpg or png, for --save-frames and --total.")] = "jpg",
     sheet: Annotated[Path | None, Option("--contact-sheet", help="Write an image of all chosen frames.")] = None,
     decoder: shared.Decoder = "pyav",
     threads: shared.Threads = None,
@@ -83,9 +89,14 @@ def select_command(
     address: shared.Address = None,
 ) -> None:
     """Choose the frames of one video or of many."""
-    arguments = shared.select_arguments(locals())
+    given = locals()
+    arguments = shared.select_arguments(given)
     on_ray = shared.check_engine(engine, address)
     chosen: Any = shared.policy_or_sampler(policy, sampler)
+    if total is not None:
+        _select_total(given, chosen)
+    if at_least is not None:
+        raise InvalidArgument(f"--at-least {at_least} is for --total, one budget for all videos; add that")
     if device is not None and query is not None:
         from sosampler.policies.query import query_policy
 
@@ -119,6 +130,55 @@ def select_command(
 
     paths = shared.shard_of(listed_videos(videos, leave_out=frames_folder, schemes=options.schemes), shard)
     shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray, metrics=metrics)
+
+
+# Options of `select` that do not go with one budget for all videos, which writes a folder of images.
+_NOT_WITH_TOTAL = (
+    *("num_frames", "auto_min", "auto_max", "auto_tolerance", "query", "query_model"),
+    *("device", "frames_folder", "sheet", "address", "shard", "metrics"),
+)
+
+
+def _select_total(given: dict[str, Any], policy: Any) -> NoReturn:
+    """Run `select --total` and exit: with code 1 if some videos failed."""
+    defaults = {"on_short": SelectOptions.on_short, "decode": True, "engine": "local", "schemes": SelectOptions.schemes}
+    wrong = list(shared.given(given, *_NOT_WITH_TOTAL))
+    wrong += [name for name, value in defaults.items() if given[name] != value]
+    if wrong:
+        flags = {
+            "frames_folder": "--save-frames",
+            "sheet": "--contact-sheet",
+            "decode": "--no-decode",
+            "schemes": "--allow-scheme",
+        }
+        name = flags.get(wrong[0], f"--{wrong[0].replace('_', '-')}")
+        raise InvalidArgument(f"{name} does not go with --total, one budget for all videos; leave one of them out")
+    if given["out"] is None:
+        raise InvalidArgument(f"--total {given['total']} writes images; give a folder for them with --out FOLDER")
+    from sosampler.inference.total import FAILED, FRAMES, SET_HERE, select_total
+
+    out, json_output = given["out"], given["json_output"]
+    with shared.show_progress("videos", lines=False) as show:
+        done = select_total(
+            given["videos"],
+            given["total"],
+            out=out,
+            at_least=given["at_least"] or 0,
+            image_format=given["image_format"],
+            workers=given["workers"],
+            overwrite=given["overwrite"],
+            on_progress=show,
+            policy=policy,
+            **shared.without(shared.select_arguments(given), *SET_HERE),
+        )
+    text = f"{len(done)} of {done.num_candidates} candidates of {done.num_videos} videos; see {out / FRAMES}"
+    shared.echo(done.to_dict(), text, json_output)
+    for note in done.notes:
+        shared.say(f"note: {note}")
+    shared.say_failures(done.failures)
+    if done.failures:
+        shared.say(f"{len(done.failures)} of {done.num_videos} videos failed; the rest are done; see {out / FAILED}")
+    raise typer.Exit(1 if done.failures else 0)
 
 
 def classify_command(

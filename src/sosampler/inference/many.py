@@ -421,7 +421,7 @@ def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
     sheet = draw_contact_sheet(rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_image(sheet, path)
+        write_image(sheet, path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{path}: the contact sheet cannot be written ({error}); give a path such as sheet.png"
@@ -460,7 +460,7 @@ def _draw_row(row: SheetRow, columns: int, width: int) -> Image.Image:
     return block
 
 
-def _write_image(image: Image.Image, path: Path, **options: Any) -> None:
+def write_image(image: Image.Image, path: Path, **options: Any) -> None:
     """Write an image in the format of its suffix; by way of memory, as Pillow does not notice when a disk is full."""
     suffix = path.suffix.lower()
     # Asking Pillow imports all of its formats.
@@ -488,7 +488,7 @@ def save_frames(selection: Selection, folder: Path, *, image_format: str = "jpg"
             zip(selection.frames, selection.frame_indices, selection.pts_seconds, strict=True)
         ):
             path = folder / f"{position:03d}_frame{index:06d}_{seconds:.3f}s.{image_format}"
-            _write_image(Image.fromarray(frame), path, quality=95)
+            write_image(Image.fromarray(frame), path, quality=95)
             paths.append(path)
     except OSError as error:
         raise InvalidArgument(
