@@ -133,7 +133,8 @@ def select_total(
             )
     folder = Path(out)
     given = [videos] if isinstance(videos, (str, os.PathLike)) else list(videos)
-    paths = listed_videos([os.fspath(video) for video in given], leave_out=folder)
+    # Files of this machine: without schemes addresses are refused.
+    paths = [Path(video) for video in listed_videos([os.fspath(video) for video in given], leave_out=folder)]
     job = TotalJob.of(len(paths), total, folder, at_least, image_format, workers, overwrite, options)
     return job.run(paths, on_progress=on_progress)
 
