@@ -48,6 +48,8 @@ def test_the_command(collection: Path, tmp_path: Path, command: Callable[..., Ra
         ("--total 4 --out {out} --contact-sheet {out}.png", "--contact-sheet does not go with --total"),
         ("--total 4 --out {out} --save-frames {out}", "--save-frames does not go with --total"),
         ("--total 4 --out {out} --no-decode", "--no-decode does not go with --total"),
+        ("--total 4 --out {out} --allow-scheme https", "--allow-scheme does not go with --total"),
+        ("--total 4 --out {out} --shard 1/2", "--shard does not go with --total"),
         ("--total 4 --out {out} --engine ray", "--engine does not go with --total"),
         ("--total 1 --at-least 1 --out {out}", "raise total, or lower at_least"),
     ],

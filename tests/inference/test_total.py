@@ -57,7 +57,7 @@ def test_the_choice_is_that_of_the_general_sampler_over_all_videos(
 ) -> None:
     policy, quality, features, names = get_policy("general"), [], [], []
     for name in ("a b.mp4", "deep/copy.mp4", "scenes.mp4"):
-        every = so.select(collection / name, num_candidates=NUM_CANDIDATES, policy="all")
+        every = so.select(collection / name, num_candidates=NUM_CANDIDATES, policy="all", candidates="auto")
         assert every.frames is not None
         assert min(every.frames.shape[1:3]) <= 128, "no larger than what the sampler sees"
         batch = Batch(NUM_CANDIDATES, np.array([NUM_CANDIDATES]), every.frames[None])

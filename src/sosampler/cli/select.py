@@ -141,9 +141,10 @@ _NOT_WITH_TOTAL = (
 
 def _select_total(given: dict[str, Any], policy: Any) -> NoReturn:
     """Run `select --total` and exit: with code 1 if some videos failed."""
-    defaults = {"on_short": SelectOptions.on_short, "decode": True, "engine": "local", "schemes": SelectOptions.schemes}
+    defaults = {"on_short": SelectOptions.on_short, "decode": True, "engine": "local"}
     wrong = list(shared.given(given, *_NOT_WITH_TOTAL))
     wrong += [name for name, value in defaults.items() if given[name] != value]
+    wrong += ["schemes"] if given["schemes"] else []
     if wrong:
         flags = {
             "frames_folder": "--save-frames",

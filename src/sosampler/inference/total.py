@@ -133,7 +133,8 @@ def select_total(
             )
     folder = Path(out)
     given = [videos] if isinstance(videos, (str, os.PathLike)) else list(videos)
-    paths = listed_videos([os.fspath(video) for video in given], leave_out=folder)
+    # Files of this machine: without schemes addresses are refused.
+    paths = [Path(video) for video in listed_videos([os.fspath(video) for video in given], leave_out=folder)]
     job = TotalJob.of(len(paths), total, folder, at_least, image_format, workers, overwrite, options)
     return job.run(paths, on_progress=on_progress)
 
@@ -398,7 +399,9 @@ class ScoreStep:
     def _score(self, video: str) -> int:
         policy = self.options.resolved_policy
         with open_candidates(video, self.options) as opened:
-            seen = opened.view(view_size(policy)).batch
+            # As `select` shows frames to a policy, without keeping them in full size beside that.
+            size = min(view_size(policy), opened.video.metadata.width, opened.video.metadata.height)
+            seen = opened.read(opened.video.frame_indices, size)
         # A damaged frame is replaced by its neighbour, which may be a candidate too.
         _, first = np.unique(seen.frame_indices, return_index=True)
         batch = Batch(len(first), np.array([len(first)]), seen.frames[first][None], seen.pts_seconds[first][None])
