@@ -42,6 +42,7 @@ from sosampler.policies.registry import get_policy
 POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "thumbnail", "general")
 GENERAL, UNIFORM, TEXT = "general", "uniform", "general-text"
 DENSE, DENSE_CANDIDATES = "general, T = 64", 64
+MODES = ("auto", "exact", "keyframe")
 DETECTORS = {"content": "PySceneDetect content", "adaptive": "PySceneDetect adaptive"}
 NUM_REELS, NUM_FILMS, NUM_STILLS, NUM_TALKS, DRAWS = 600, 60, 40, 40, 2000
 INTERVALS = ("faulty", "repeated", "shots shown", "hit", "top1", "largest gap", "bunched", "actions shown")
@@ -60,6 +61,7 @@ def measure(places: Places, put: Callable[..., None], only: Sequence[str] = ()) 
         "talks": _talks,
         "golf": _golf,
         "reels": _reels,
+        "candidates": _candidates,
     }
     for name, one in parts.items():
         if only and name not in only:
@@ -67,6 +69,10 @@ def measure(places: Places, put: Callable[..., None], only: Sequence[str] = ()) 
         begin = time.perf_counter()
         found = one(places)
         put(**{name: {**found, "seconds": round(time.perf_counter() - begin, 1)}})
+
+
+Judge = Callable[[Sequence[int], int], dict[str, float]]  # chosen frames, by number, and frames of the file
+Found = dict[tuple[str, int], list[dict[str, float]]]  # by policy and N, a row a video
 
 
 def _picked(name: str, frames: NDArray[np.uint8], numbers: Sequence[int]) -> dict[int, list[int]]:
@@ -113,6 +119,31 @@ def _streams(places: Places) -> dict[str, Any]:
     }
 
 
+def _candidates(places: Places) -> dict[str, Any]:
+    """Eight frames by `select` itself, with each kind of candidates; "auto" is its default."""
+    found: dict[str, Any] = {}
+    sets: dict[str, list[tuple[Path, Judge]]] = {
+        "films": [
+            (film.path, lambda chosen, total, film=film: judge(film, chosen))
+            for film in films(places, "test", NUM_FILMS)
+        ],
+        "single": [(path, judge_spread) for path in single_shots(places, "test")],
+        "streams": [
+            (one.path, lambda chosen, total, one=one: judge_stream(one, chosen)) for one in streams(places, "test")
+        ],
+    }
+    for name, judged in sets.items():
+        rows = []
+        for mode in MODES:
+            judgements = []
+            for path, judge_one in judged:
+                selection = so.select(path, 8, candidates=mode, threads=1)
+                judgements.append(judge_one(selection.frame_indices.tolist(), selection.metadata.total_num_frames))
+            rows.append({"candidates": mode, **_row(GENERAL, 8, judgements)})
+        found[name] = {"videos": len(judged), "rows": rows}
+    return found
+
+
 def _judged(
     places: Places,
     made: Sequence[Film],
@@ -132,10 +163,6 @@ def _judged(
         "kinds": {kind: round(kinds.count(kind) / len(kinds), 4) for kind in dict.fromkeys(kinds)},
         **_rows(found, keys),
     }
-
-
-Judge = Callable[[Sequence[int], int], dict[str, float]]  # chosen frames, by number, and frames of the file
-Found = dict[tuple[str, int], list[dict[str, float]]]  # by policy and N, a row a video
 
 
 def _over_files(
