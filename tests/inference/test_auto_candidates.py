@@ -17,6 +17,7 @@ from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.integrations.vllm import load_bytes
 from sosampler.video.candidates import BEHIND_CUT
+from sosampler.video.pyav_reader import PyavReader
 from sosampler.video.reader import Timeline
 from sosampler.video.synthetic import numbered_video, read_number
 from tests.clips import BY_NAME, CLIPS, Clip
@@ -124,6 +125,36 @@ def test_a_decoder_that_is_open(seek_mode: str, tmp_path: Path) -> None:
     assert sel.candidates.mode == "auto"
     moved = sel.candidates.moved_frames
     assert moved.any() == (seek_mode == "exact")  # the other one lists no keyframes
+
+
+def test_a_decoder_keeps_its_own_size(tmp_path: Path) -> None:
+    if problem := torchcodec_problem():
+        unavailable("torchcodec", problem)
+    from torchcodec.decoders import VideoDecoder
+    from torchcodec.transforms import Resize
+
+    (tmp_path / "v.mp4").write_bytes(film())
+    for policy in ("uniform", "general"):
+        decoder = VideoDecoder(tmp_path / "v.mp4", transforms=[Resize((40, 60))])
+        frames = so.select(decoder, 2, policy=policy).frames
+        assert frames is not None
+        assert frames.shape == (2, 40, 60, 3)
+
+
+@pytest.mark.parametrize(("options", "kept"), [({}, True), ({"decode": False}, False)])
+def test_frames_that_nothing_reads_are_not_kept(
+    options: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    view = PyavReader.view
+
+    def noted(self: PyavReader, frame_indices: Any, *, size: Any, max_bytes: int) -> Any:
+        limits.append(max_bytes)
+        return view(self, frame_indices, size=size, max_bytes=max_bytes)
+
+    monkeypatch.setattr(PyavReader, "view", noted)
+    so.select(film(), 2, policy="general", **options)
+    assert [limit > 0 for limit in limits] == [kept]
 
 
 @pytest.mark.parametrize("policy", ["general", "frame-difference", "uniform", "general+nms"])
@@ -275,6 +306,10 @@ class TestSelectMany:
         assert [sel.frame_indices.tolist() for sel in results[::2]] == [[5, 15]] * 2  # type: ignore[union-attr]
         with pytest.raises(so.VideoError):
             list(so.select_many([good, b"no video"], 2, on_error="raise", workers=0))
+
+    def test_one_video_is_no_list(self) -> None:
+        with pytest.raises(so.InvalidArgument, match=r"'a\.mp4' is one video; give a list"):
+            so.select_many("a.mp4")
 
     def test_it_takes_videos_as_they_are_needed(self) -> None:
         taken: list[int] = []

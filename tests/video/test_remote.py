@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import io
 import ipaddress
 import re
@@ -193,6 +194,16 @@ def test_a_server_without_ranges_works_and_says_what_it_costs(server: web.WebSer
     assert so.select(address, 2, schemes=("http",)).transfer["bytes_read"] == len(long_clip)
 
 
+def test_no_room_for_a_whole_file(server: web.WebServer, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    address = server.add("/a.mp4", clip_bytes, web.no_ranges)
+    assert "cannot be written (No space left on device); make room in " in refusal(address)
+    assert len(server.requests) == 1
+
+
 def test_a_server_may_cease_to_give_ranges(server: web.WebServer, long_clip: bytes) -> None:
     """As some do for a file that another server of theirs has."""
     address = server.add("/a.mp4", long_clip, web.after(3, web.no_ranges))
@@ -221,7 +232,8 @@ def test_a_note_says_how_to_read_less(server: web.WebServer, long_clip: bytes, m
 
     address = server.add("/a.mp4", long_clip)
     monkeypatch.setattr(select, "_NOTED_BYTES", 100_000)
-    for mode, notes in (("exact", ("1 MB were read; keyframe candidates need far less",)), ("keyframe", ())):
+    note = "1 MB were read; of an MP4 file, keyframe candidates need far less, no more than it has keyframes"
+    for mode, notes in (("exact", (note,)), ("keyframe", ())):
         assert so.select(address, 2, policy="uniform", candidates=mode, schemes=("http",)).notes == notes
     assert not so.select(long_clip, 2, policy="uniform").notes
 
@@ -440,7 +452,7 @@ def test_requests_are_repeated(
 def test_bytes_are_limited(server: web.WebServer, long_clip: bytes) -> None:
     address = server.add("/a.mp4", long_clip)
     text = refusal(address, max_read=3 * BLOCK)
-    assert f"more than max_read={3 * BLOCK} bytes of it are needed; keyframe candidates need far less" in text
+    assert f"more than max_read={3 * BLOCK} bytes of it are needed; keyframe candidates of an MP4 file need" in text
     assert server.sent <= 3 * BLOCK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -157,6 +158,8 @@ def select_many(
         >>> [sel.frame_indices.tolist() for sel in select_many(videos, 2, policy="uniform")]
         [[7, 22], [15, 45]]
     """
+    if isinstance(sources, (str, bytes, os.PathLike)):
+        raise InvalidArgument(f"sources={sources!r:.100} is one video; give a list, or call select")
     one_of("on_error", on_error, ("return", "raise"))
     if workers is not None:
         check_count("workers", workers, "MAX_THREADS", at_least=0)

@@ -145,7 +145,7 @@ def select_with(
         if options.decode:
             opened.check_output(options, shown)
         if policy.needs_frames:
-            view = opened.view(view_size(policy))
+            view = opened.view(view_size(policy), keep=options.decode and keep_frames)
             batch = view.batch
             video = replace(video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds)
             choice = choose_frames(video, options, batch.frames)
@@ -221,14 +221,17 @@ class OpenCandidates:
             self.video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds, frames=batch.frames
         )
 
-    def view(self, short_side: int) -> FrameView:
-        """Decode every distinct candidate once, for a policy to look at; never larger than stored."""
-        metadata = self.video.metadata
+    def view(self, short_side: int, *, keep: bool) -> FrameView:
+        """Decode every distinct candidate once, for a policy to look at; never larger than stored.
+
+        With `keep` decoded frames stay in memory, up to a limit, because some will be read in another size.
+        """
+        max_bytes = min(MAX_KEPT_BYTES, self.limits.bytes_for(self.reader.file_bytes)) if keep else 0
         with errors_of(self.video.video):
             view = self.reader.view(
                 self.video.frame_indices,
-                size=min(short_side, metadata.width, metadata.height),
-                max_bytes=min(MAX_KEPT_BYTES, self.limits.bytes_for(self.reader.file_bytes)),
+                size=fit_size(short_side, self.video.metadata),
+                max_bytes=max_bytes,
             )
         self.notes.extend(view.batch.notes)
         return view
@@ -247,7 +250,8 @@ class OpenCandidates:
         timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
         notes, transfer = dict.fromkeys((*self.reader.notes, *self.notes)), self.reader.transfer
         if transfer is not None and self.video.candidates.mode != "keyframe" and transfer["bytes_read"] > _NOTED_BYTES:
-            notes[f"{transfer['bytes_read'] / 1e6:.0f} MB were read; keyframe candidates need far less"] = None
+            read = f"{transfer['bytes_read'] / 1e6:.0f} MB were read"
+            notes[f"{read}; of an MP4 file, keyframe candidates need far less, no more than it has keyframes"] = None
         return {"timing": timing, "notes": tuple(notes), "transfer": transfer}
 
 

@@ -222,10 +222,12 @@ class HttpRanges:
         check_read(self._name, self.bytes_read + (announced or 0), self._limits)
         if self._watch is not None:
             self._watch.cancel()  # it takes as long as it takes, but not without a byte
-        whole = tempfile.TemporaryFile(prefix="sosampler-")  # noqa: SIM115
+        with self._temporary():
+            whole = tempfile.TemporaryFile(prefix="sosampler-")  # noqa: SIM115
         try:
             while piece := response.read1(_PIECE):
-                whole.write(piece)
+                with self._temporary():
+                    whole.write(piece)
                 size += len(piece)
                 self.bytes_read += len(piece)
                 check_read(self._name, self.bytes_read, self._limits)
@@ -240,6 +242,17 @@ class HttpRanges:
         self._disconnect()
         self._whole = whole
         return whole
+
+    @contextmanager
+    def _temporary(self) -> Iterator[None]:
+        """Errors of the temporary file, which are not those of the connection."""
+        try:
+            yield
+        except OSError as error:
+            raise VideoError(
+                f"{self._name}: the server knows no ranges of bytes, and the temporary file for the whole cannot be "
+                f"written ({error.strerror}); make room in {tempfile.gettempdir()}, or set TMPDIR"
+            ) from error
 
     def _redirect(self, location: str) -> None:
         try:

@@ -137,9 +137,9 @@ class RgbView:
     """The view of a reader that gives RGB frames only: they are kept in the stored size where that fits."""
 
     def __init__(self, reader: VideoReader, frame_indices: Indices, *, size: Size, max_bytes: int) -> None:
-        self._reader, self._size = reader, (reader.metadata.width, reader.metadata.height)
+        self._reader, metadata = reader, reader.metadata
         self._row_of = {frame: row for row, frame in enumerate(frame_indices.tolist())}
-        fits = 3 * self._size[0] * self._size[1] * len(frame_indices) <= max_bytes
+        fits = 3 * metadata.width * metadata.height * len(frame_indices) <= max_bytes
         self._stored = reader.read(frame_indices) if fits else None
         self.batch = reader.read(frame_indices, size=size) if self._stored is None else self._in(self._stored, size)
 
@@ -150,7 +150,9 @@ class RgbView:
         return self._in(FrameBatch(stored.frames[rows], stored.frame_indices[rows], stored.pts_seconds[rows]), size)
 
     def _in(self, batch: FrameBatch, size: Size) -> FrameBatch:
-        frames = resized(batch.frames, *target_size(*self._size, size))
+        # Not the metadata's: an open torchcodec decoder may have a size of its own.
+        height, width = batch.frames.shape[1:3]
+        frames = resized(batch.frames, *target_size(width, height, size))
         return FrameBatch(frames, batch.frame_indices, batch.pts_seconds, batch.notes)
 
 

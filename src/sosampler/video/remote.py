@@ -49,6 +49,8 @@ def shown_address(address: str) -> str:
     'https://example.org:8443/a%20b.mp4'
     >>> shown_address("s3://bucket/what?.mp4")
     's3://bucket/what?.mp4'
+    >>> shown_address("https://me:pa/ss@example.org/a.mp4")
+    'https://...'
     """
     scheme, rest = address.split("://", 1)
     if scheme.lower() in ("s3", "gs", "hf"):  # "?" and "#" are letters of a name there
@@ -57,7 +59,11 @@ def shown_address(address: str) -> str:
     try:
         parts = urlsplit(address)
         host = parts.netloc.rpartition("@")[2]
+        # A password with an unescaped "/", "#" or "?" stands where the port should be.
+        is_torn = "@" in rest and "@" not in parts.netloc and ":" in parts.netloc
     except ValueError:  # brackets that are no IPv6 address
+        is_torn = True
+    if is_torn:
         return f"{scheme}://..."
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
@@ -184,8 +190,8 @@ def check_read(name: str, num_bytes: int, limits: Limits) -> None:
     """Refuse to read more bytes of an address than allowed."""
     if num_bytes > limits.max_read:
         raise LimitExceeded(
-            f"{name}: more than max_read={limits.max_read} bytes of it are needed; keyframe candidates need far less, "
-            "or raise the limit with --max-read or Limits(max_read=...)"
+            f"{name}: more than max_read={limits.max_read} bytes of it are needed; keyframe candidates of an MP4 "
+            "file need far less, fewer of them (-t) too; or raise the limit with --max-read or Limits(max_read=...)"
         )
 
 
