@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sosampler._util.locks import locked_folder
 from sosampler.video.synthetic import numbered_video, read_number
 from tests.cli.conftest import Ran
 
@@ -74,6 +75,43 @@ def test_frames_are_written_with_their_times(command: Command, stream: Path, tmp
         assert image.size == (48, 32)
 
 
+@pytest.mark.parametrize("half", ["{", '{"source"', '{"source": "a", "num'])
+def test_what_a_killed_run_left_is_removed(command: Command, stream: Path, tmp_path: Path, half: str) -> None:
+    out = tmp_path / "out"
+    assert command("watch", stream, *UNIFORM, "-o", out, "--max-windows", 1).code == 0
+    before = sorted(os.listdir(out))
+    whole = (out / "windows.jsonl").read_text(encoding="utf-8")
+    (out / "windows.jsonl").write_text(whole + half, encoding="utf-8")
+    image = next(name for name in before if name.endswith(".jpg"))
+    (out / f".{image.removesuffix('.jpg')}.4000000.part.jpg").write_bytes(b"half")
+    (out / ".other.part.jpg").write_bytes(b"")
+    assert command("watch", stream, *UNIFORM, "-o", out, "--max-windows", 1).code == 0
+    rows = (out / "windows.jsonl").read_text(encoding="utf-8")
+    assert rows.startswith(whole)
+    files = [name for line in rows.splitlines() for name in json.loads(line)["files"]]
+    assert sorted(os.listdir(out)) == sorted(["windows.jsonl", ".other.part.jpg", *files])
+
+
+def test_a_foreign_last_line_stays(command: Command, stream: Path, tmp_path: Path) -> None:
+    for text in ('{"a": 1}', "note", '{"a": 1}\n {"source": '):
+        (tmp_path / "windows.jsonl").write_text(text, encoding="utf-8")
+        ran = command("watch", stream, *UNIFORM, "-o", tmp_path)
+        assert ran.code == 2
+        assert "windows.jsonl: its last line is no row of `watch` and has no end; give another folder" in ran.err
+        assert ran.err.count("\n") == 1
+        assert (tmp_path / "windows.jsonl").read_text(encoding="utf-8") == text
+
+
+def test_one_run_at_a_time_writes_into_a_folder(command: Command, stream: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked_folder(out):
+        ran = command("watch", stream, *UNIFORM, "-o", out)
+        assert (ran.code, ran.out, os.listdir(out)) == (2, "", [".lock"])
+        assert "is writing here; wait until it ends, or give another folder" in ran.err
+    assert command("watch", "missing.ts", "-o", out).code == 2
+    assert not out.exists(), "nothing was written"
+
+
 def test_standard_input(command: Command, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stream.read_bytes())))
     ran = command("watch", "-", *UNIFORM, "--json")
@@ -85,6 +123,7 @@ def test_standard_input(command: Command, stream: Path, monkeypatch: pytest.Monk
     [
         (("tcp://127.0.0.1:9",), "add --allow-scheme tcp"),
         (("http://me:hidden@127.0.0.1:9/", "--allow-scheme", "http"), "http://127.0.0.1:9/: no answer ("),
+        (("-", "--allow-scheme", "s3"), "the scheme 's3' is for `select` and `classify`"),
         (("missing.ts",), "missing.ts: cannot be read (No such file or directory)"),
         (("-", "--policy", "keyframe"), "take another policy"),
         (("-", "--camera-option", "framerate=30"), "camera options are for camera:NAME"),
@@ -105,7 +144,7 @@ def test_bad_input_is_one_sentence(command: Command, arguments: tuple[object, ..
 def test_out_must_be_a_folder(command: Command, stream: Path) -> None:
     ran = command("watch", stream, "-o", stream)
     assert ran.code == 2
-    assert str(stream) in ran.err
+    assert f"--out {stream}: is a file; give a folder" in ran.err
     assert ran.err.count("\n") == 1
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import io
 import os
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -238,6 +240,18 @@ def test_a_pipe_ends_with_its_last_window() -> None:
     assert [numbers(window) for window in windows] == [[11, 33], [56]]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_named_pipe(tmp_path: Path) -> None:
+    """Opened here, so it must be held open here until its end."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    thread = threading.Thread(target=path.write_bytes, args=(transport(60),), daemon=True)
+    thread.start()
+    windows = list(so.watch(path, 2, window=1.5, policy="uniform", idle=5))
+    thread.join(10)
+    assert [numbers(window) for window in windows] == [[11, 33], [56]]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot wait for pipes")
 def test_a_pipe_that_stalls() -> None:
     with pipe(transport(60), close=False) as file:
@@ -396,6 +410,38 @@ def test_http_answers_that_are_no_stream(status: str, header: str, body: bytes, 
     assert "secret" not in str(raised.value)
 
 
+def test_what_a_server_writes_is_not_shown() -> None:
+    """It may repeat the request, with the query, in place of a status line or of the length of a chunk."""
+
+    secret = "hidden"
+
+    def echo(connection: Any) -> None:
+        connection.sendall(b"echo " + connection.recv(10_000))
+
+    def bad_chunk(connection: Any) -> None:
+        request = connection.recv(10_000)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + request)
+
+    for serve, message in ((echo, r"no answer \(BadStatusLine\)"), (bad_chunk, r"connection was lost \(\w+\)")):
+        with serving(serve) as port, pytest.raises(so.VideoError, match=message) as raised:
+            list(so.watch(f"http://127.0.0.1:{port}/live?token={secret}", schemes=("http",), reconnects=0))
+        assert secret not in "".join(traceback.format_exception(raised.value))
+
+
+def test_letters_beyond_ascii_are_quoted() -> None:
+    requests: list[str] = []
+    data = transport(30)
+    with serving(answering(data, length=len(data), requests=requests)) as port:
+        address = f"http://mé:ü@127.0.0.1:{port}/ä%20b.ts?t=ö"
+        (window,) = so.watch(address, 2, window=1.0, policy="uniform", schemes=("http",))
+    assert numbers(window) == [7, 22]
+    assert requests[0].startswith("GET /%C3%A4%20b.ts?t=%C3%B6 HTTP/1.1")
+    login = base64.b64encode("mé:ü".encode()).decode()
+    assert f"Authorization: Basic {login}\r\n" in requests[0]
+    with pytest.raises(so.VideoError, match=r"no connection \(UnicodeError\); check host and port"):
+        list(so.watch(f"tcp://{'a' * 70}ä:1", schemes=("tcp",)))
+
+
 def test_images_of_a_web_camera_get_the_time_at_which_they_come() -> None:
     """Motion JPEG over HTTP, which has no clock."""
     images = []
@@ -466,7 +512,13 @@ def test_an_rtsp_server_that_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://host:port/", {"schemes": ("http",)}, "not an address"),
         ("http://ho st/", {"schemes": ("http",)}, "not an address.*without spaces"),
         ("http://[::1/", {"schemes": ("http",)}, "not an address"),
-        ("-", {"schemes": ("s3",)}, "the scheme 's3' is unknown; choose of: http, https, tcp, rtsp, rtsps"),
+        (
+            "-",
+            {"schemes": ("s3",)},
+            "the scheme 's3' is for `select` and `classify`; choose of: http, https, tcp, rtsp",
+        ),
+        ("-", {"schemes": ("udp",)}, "the scheme 'udp' is unknown; choose of: http, https, tcp, rtsp, rtsps"),
+        ("http://me:hid/den@host/", {"schemes": ("http",)}, r"^http://\.\.\.: not an address; write http://HOST:PORT"),
         ("-", {"schemes": "tcp"}, "must be a tuple of schemes"),
         ("-", {"window": 0}, "window=0 must be a number above 0"),
         ("-", {"idle": -1}, "idle=-1 must be a number above 0"),
@@ -483,7 +535,16 @@ def test_an_rtsp_server_that_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments_are_refused_before_anything_is_opened(source: Any, options: Any, message: str) -> None:
     with pytest.raises(so.SosamplerError, match=message) as raised:
         so.watch(source, **options)
-    assert "hidden" not in str(raised.value)
+    assert "hid" not in str(raised.value)
+
+
+def test_schemes_of_streams_are_not_for_select() -> None:
+    with pytest.raises(
+        so.InvalidArgument, match="the scheme 'rtsp' is for `watch`; choose of: https, http, s3, gs, hf"
+    ):
+        so.select("rtsp://host/live", schemes=("rtsp",))
+    with pytest.raises(so.InvalidArgument, match="the scheme 'udp' is unknown; choose of: https, http, s3, gs, hf"):
+        so.select("udp://host/live", schemes=("udp",))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -497,6 +558,16 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(so.VideoError, match=message):
             list(so.watch(source, idle=0.1))
+
+
+def test_a_file_without_a_frame_is_an_error(tmp_path: Path) -> None:
+    """A plain MP4 file has its index at its end, so it is over before its first frame is found."""
+    plain = numbered_video(num_frames=30, width=320, height=240, gop=1)
+    assert plain.find(b"moov") > 1 << 15, "it is not in what is read at once"
+    (tmp_path / "plain.mp4").write_bytes(plain)
+    for source in (tmp_path / "plain.mp4", io.BytesIO(plain)):
+        with pytest.raises(so.VideoError, match=r"none of its frames can be decoded.* MP4 file is for `select`"):
+            list(so.watch(source, 1, policy="uniform", idle=0.1))
 
 
 def test_secrets_of_addresses_are_not_shown() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from sosampler.inference.watch import Window
 
 ROWS = "windows.jsonl"
+_ROW_START = b'{"source": '  # of each row
 _QUALITY = 95  # of the JPEGs
 
 
@@ -68,7 +71,6 @@ def watch_command(
 
     if max_windows is not None:
         check_int("--max-windows", max_windows)
-    writer = None if out is None else _Writer(out)
     given: dict[str, Any] = {"max_pixels": max_pixels, "max_bytes": max_bytes}
     windows = watch(
         source,
@@ -88,21 +90,22 @@ def watch_command(
         limits=Limits(**shared.given(given, *given)),
     )
     seen = num = 0
-    try:
-        for each in windows:
-            row = each.to_dict()
-            if writer is not None:
-                writer.add(each, row)
-            shared.echo(row, describe(each), json_output)
-            seen, num = seen + 1, num + len(each)
-            if seen == max_windows:
-                break
-    except KeyboardInterrupt:
-        shared.say("stopped")  # which is how a stream without an end is ended: exit code 0
-    finally:
-        where = "" if out is None else f", written to {out}"
-        if seen:
-            shared.say(f"{seen} windows, {num} frames{where}")
+    with nullcontext() if out is None else _writing(out) as writer:
+        try:
+            for each in windows:
+                row = each.to_dict()
+                if writer is not None:
+                    writer.add(each, row)
+                shared.echo(row, describe(each), json_output)
+                seen, num = seen + 1, num + len(each)
+                if seen == max_windows:
+                    break
+        except KeyboardInterrupt:
+            shared.say("stopped")  # which is how a stream without an end is ended: exit code 0
+        finally:
+            where = "" if out is None else f", written to {out}"
+            if seen:
+                shared.say(f"{seen} windows, {num} frames{where}")
 
 
 def describe(window: Window) -> str:
@@ -117,16 +120,45 @@ def describe(window: Window) -> str:
     return f"window {window.number}: {length}{short}: {', '.join(shown)}{notes}"
 
 
+@contextmanager
+def _writing(folder: Path) -> Iterator[_Writer]:
+    """Hold a folder for the run, without what a killed one left there."""
+    from sosampler._util.files import remove_leftovers
+    from sosampler._util.locks import locked_folder
+    from sosampler.errors import InvalidArgument
+
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"--out {folder}: is a file; give a folder")
+    with locked_folder(folder):
+        parts = list(folder.glob(".*_window*.part.jpg"))  # .STEM.PROCESS.part.jpg
+        remove_leftovers(*(folder / f"{part.name[1:].rsplit('.', 3)[0]}.jpg" for part in parts))
+        yield _Writer(folder)
+
+
 class _Writer:
     """A folder of JPEGs, each written whole, and a file with a JSON line for each window, behind its JPEGs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._rows = folder, folder / ROWS
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(self._rows, "a+b") as file:
-            file.seek(0)
-            complete = sum(len(line) for line in file if line.endswith(b"\n"))
-            file.truncate(complete)  # without the line during which a run was killed
+        if self._rows.exists():
+            self._remove_half_row()
+
+    def _remove_half_row(self) -> None:
+        """Remove the line during which a run was killed."""
+        from sosampler.errors import InvalidArgument
+
+        with open(self._rows, "r+b") as file:
+            last = b""
+            for last in file:  # noqa: B007 - the last one is used
+                pass
+            if not last or last.endswith(b"\n"):
+                return
+            if not (last.startswith(_ROW_START) or _ROW_START.startswith(last)):
+                raise InvalidArgument(
+                    f"{self._rows}: its last line is no row of `watch` and has no end; give another folder, or end "
+                    "that line with a line feed"
+                )
+            file.truncate(file.tell() - len(last))
 
     def add(self, window: Window, row: dict[str, Any]) -> None:
         """Write the frames of a window, and its row with their names."""

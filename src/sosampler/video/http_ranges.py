@@ -160,11 +160,9 @@ class HttpRanges:
             "Accept-Encoding": "identity",  # ranges are of the file itself
             "User-Agent": "sosampler",
         }
-        if given.username and (target.hostname, target.port) == (given.hostname, given.port):
-            login = f"{unquote(given.username)}:{unquote(given.password or '')}"
-            headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
-        path = quote(target.path or "/", safe=_SAFE) + (f"?{quote(target.query, safe=_SAFE)}" if target.query else "")
-        connection.request("GET", path, headers=headers)
+        if (target.hostname, target.port) == (given.hostname, given.port):
+            headers.update(login_header(given))
+        connection.request("GET", request_path(target), headers=headers)
         return connection.getresponse()
 
     def _data(self, response: http.client.HTTPResponse, start: int, stop: int) -> bytes:
@@ -306,6 +304,23 @@ class HttpRanges:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def request_path(parts: SplitResult) -> str:
+    """Return path and query of an address as a request has them: letters beyond ASCII are quoted.
+
+    >>> request_path(urlsplit("http://h/ä b%20c.ts?t=ü"))
+    '/%C3%A4%20b%20c.ts?t=%C3%BC'
+    """
+    return quote(parts.path or "/", safe=_SAFE) + (f"?{quote(parts.query, safe=_SAFE)}" if parts.query else "")
+
+
+def login_header(parts: SplitResult) -> dict[str, str]:
+    """Return the header for user and password of an address; none where it has neither."""
+    if not (parts.username or parts.password):
+        return {}
+    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    return {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
 
 
 def _split(address: str) -> SplitResult:

@@ -74,7 +74,12 @@ def check_schemes(schemes: Iterable[str], known: Sequence[str] = SCHEMES) -> tup
         raise InvalidArgument(f"schemes={schemes!r} must be a tuple of schemes, for example ({schemes!r},)")
     for scheme in (allowed := tuple(schemes)):
         if scheme not in known:
-            raise InvalidArgument(f"the scheme {scheme!r} is unknown; choose of: {', '.join(known)}")
+            from sosampler.video.streams import SCHEMES as OF_STREAMS
+
+            what = "unknown"
+            if scheme in (*SCHEMES, *OF_STREAMS):  # of the other commands
+                what = "for `select` and `classify`" if scheme in SCHEMES else "for `watch`"
+            raise InvalidArgument(f"the scheme {scheme!r} is {what}; choose of: {', '.join(known)}")
     return allowed
 
 

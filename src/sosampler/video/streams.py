@@ -6,7 +6,6 @@ opened by FFmpeg, with a list of what it may use.
 
 from __future__ import annotations
 
-import base64
 import http.client
 import io
 import math
@@ -20,11 +19,12 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import av
 
-from sosampler.errors import InvalidArgument, LimitExceeded, VideoError, first_line
+from sosampler.errors import InvalidArgument, LimitExceeded, VideoError
+from sosampler.video.http_ranges import login_header, request_path
 from sosampler.video.limits import Limits
 from sosampler.video.pyav_decode import own_context
 from sosampler.video.pyav_index import FORMATS, NOMINAL_RATE, video_stream
@@ -80,8 +80,8 @@ def _check_address(address: str, schemes: tuple[str, ...]) -> SplitResult:
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise VideoError(f"{name}: not an address ({first_line(error)}); write {scheme}://HOST:PORT/PATH") from error
+    except ValueError:  # what is taken for the host or the port may be a part of the password
+        raise VideoError(f"{scheme}://...: not an address; write {scheme}://HOST:PORT/PATH") from None
     if not host or (scheme == "tcp" and port is None) or re.search(r"[\x00-\x20\x7f]", address):
         raise VideoError(f"{name}: not an address; write {scheme}://HOST:PORT/PATH, without spaces")
     return parts
@@ -139,7 +139,7 @@ def _open_file(path: str, idle: float) -> _Bytes:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise VideoError(f"{path}: cannot be read ({_reason(error)}); check the name and its permissions") from error
     if stat.S_ISFIFO(status.st_mode):
-        return _open_pipe(file, idle, path)
+        return _open_pipe(file, idle, path, file.close)
 
     def read(size: int) -> bytes:
         began = time.monotonic()
@@ -150,12 +150,15 @@ def _open_file(path: str, idle: float) -> _Bytes:
     return _Bytes(read, file.close)
 
 
-def _open_pipe(file: Any, idle: float, name: str) -> _Bytes:
-    """Read from an object with a file descriptor, past its buffer, or from any other as far as it gives bytes."""
+def _open_pipe(file: Any, idle: float, name: str, close: Callable[[], None] = lambda: None) -> _Bytes:
+    """Read from an object with a file descriptor, past its buffer, or from any other as far as it gives bytes.
+
+    `close` is for files that were opened here; it also keeps them, because the descriptor ends with its file.
+    """
     try:
         descriptor = file.fileno()
     except (AttributeError, OSError, ValueError):
-        return _Bytes(getattr(file, "read1", file.read), lambda: None)
+        return _Bytes(getattr(file, "read1", file.read), close)
 
     def read(size: int) -> bytes:
         # Windows can wait for sockets alone.
@@ -163,7 +166,7 @@ def _open_pipe(file: Any, idle: float, name: str) -> _Bytes:
             raise _stalled(name, idle)
         return os.read(descriptor, size)
 
-    return _Bytes(read, lambda: None)
+    return _Bytes(read, close)
 
 
 def _stalled(name: str, idle: float) -> _Stalled:
@@ -179,7 +182,7 @@ def _from_socket(read: Callable[[int], bytes], name: str, idle: float) -> Callab
         except TimeoutError as error:
             raise _stalled(name, idle) from error
         except (OSError, http.client.HTTPException) as error:
-            raise VideoError(f"{name}: the connection was lost ({_reason(error)})") from error
+            raise VideoError(f"{name}: the connection was lost ({_reason(error)})") from None
 
     return checked
 
@@ -187,8 +190,8 @@ def _from_socket(read: Callable[[int], bytes], name: str, idle: float) -> Callab
 def _open_tcp(parts: SplitResult, idle: float, name: str) -> _Bytes:
     try:
         connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=idle)
-    except OSError as error:
-        raise VideoError(f"{name}: no connection ({_reason(error)}); check host and port") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no name
+        raise VideoError(f"{name}: no connection ({_reason(error)}); check host and port") from None
     return _Bytes(_from_socket(connection.recv, name, idle), connection.close, ends=False)
 
 
@@ -196,17 +199,13 @@ def _open_http(parts: SplitResult, idle: float, name: str) -> tuple[_Bytes, bool
     """Return the bytes of a response, and whether they are images one behind the other, which have no times."""
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port or _PORTS[parts.scheme], timeout=idle)
-    headers = {"User-Agent": "sosampler", "Accept": "*/*"}
-    if parts.username is not None:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode("ascii")
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"User-Agent": "sosampler", "Accept": "*/*", **login_header(parts)}
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request("GET", request_path(parts), headers=headers)
         response = connection.getresponse()
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         connection.close()
-        raise VideoError(f"{name}: no answer ({_reason(error)}); check the address") from error
+        raise VideoError(f"{name}: no answer ({_reason(error)}); check the address") from None
 
     def close() -> None:
         response.close()  # which holds the socket where the server closes the connection
@@ -231,7 +230,8 @@ def _open_http(parts: SplitResult, idle: float, name: str) -> tuple[_Bytes, bool
 
 
 def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or first_line(error)
+    """Return what the system says of an error, or its kind: other texts may hold an address, or a server's answer."""
+    return getattr(error, "strerror", None) or type(error).__name__
 
 
 # ---- a stream
@@ -300,15 +300,12 @@ class LiveStream:
                         lost = yield from self._decode(container, stream, connection)
                     connection += 1
                     if self._is_over or (lost is None and not self.reconnects):
-                        if not self.num_frames:
-                            raise VideoError(
-                                f"{self.name}: none of its frames can be decoded; it may be damaged, or its frames "
-                                "larger than --max-pixels (max_pixels)"
-                            )
+                        self._check_has_frames(lost)
                         yield "end"
                         return
                     yield "lost"
                 if self._is_over and not self._can_reopen:  # a file that was opened again behind its last frame
+                    self._check_has_frames(lost)
                     return
                 self._check_attempts(lost)
                 if self._can_reopen:
@@ -316,6 +313,13 @@ class LiveStream:
                     time.sleep(min(_FIRST_PAUSE * 2 ** min(self._attempts - 1, 16), _LAST_PAUSE))
         finally:
             self._stop()
+
+    def _check_has_frames(self, lost: VideoError | None) -> None:
+        if not self.num_frames:
+            raise VideoError(
+                f"{self.name}: none of its frames can be decoded; it may be damaged, or its frames larger than "
+                "--max-pixels (max_pixels); a plain MP4 file is for `select`, when it is finished"
+            ) from lost
 
     def _check_attempts(self, lost: VideoError | None) -> None:
         """Count an attempt to open the stream again, or raise why it was lost."""
