@@ -60,9 +60,9 @@ def selected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = many.select_with
 
-    def watched(source: Path, options: Any) -> Any:
+    def watched(source: Path, options: Any, **more: Any) -> Any:
         names.append(Path(source).name)
-        return real(source, options)
+        return real(source, options, **more)
 
     monkeypatch.setattr(many, "select_with", watched)
     return names
@@ -75,10 +75,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., None]:
     def run(name: str, *args: object) -> None:
         real = many.select_with
 
-        def until(source: Path, options: Any) -> Any:
+        def until(source: Path, options: Any, **more: Any) -> Any:
             if Path(source).name == name:
                 raise KeyboardInterrupt
-            return real(source, options)
+            return real(source, options, **more)
 
         with monkeypatch.context() as patch:
             patch.setattr(many, "select_with", until)
