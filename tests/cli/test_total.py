@@ -36,6 +36,25 @@ def test_the_command(collection: Path, tmp_path: Path, command: Callable[..., Ra
     ran = command("select", collection / "a.mp4", "--total", 99, "--out", out)
     assert ran.out == f"4 of 4 candidates of 1 videos; see {out / 'frames.jsonl'}\n"
     assert "note: 4 candidates for a total of 99" in ran.err
+    assert "have notes" not in ran.err
+
+
+def test_notes_on_videos(collection: Path, tmp_path: Path, command: Callable[..., Ran]) -> None:
+    short, out = tmp_path / "short.mp4", tmp_path / "out"
+    short.write_bytes(numbered_video(num_frames=3))
+    words = ("select", collection, short, "--total", 2, "-t", NUM_CANDIDATES, "--out", out)
+    note = "3 frames for 4 candidates; each frame is listed once"
+    ran = command(*words)
+    assert ran.code == 0
+    assert f"1 of 3 videos have notes, such as: {note}\n" in ran.err
+    assert command(*words, "--json").json["video_notes"] == [{"video": str(short), "notes": [note]}]
+
+
+def test_addresses_are_refused_without_wrong_advice(tmp_path: Path, command: Callable[..., Ran]) -> None:
+    ran = command("select", "http://example.org/a.mp4", "--total", 2, "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert "http://example.org/a.mp4: is an address; a total over videos (--total) takes files of this" in ran.err
+    assert "--allow-scheme" not in ran.err
 
 
 @pytest.mark.parametrize(

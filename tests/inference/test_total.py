@@ -91,7 +91,7 @@ def test_images_hold_the_frames_that_their_names_tell(chosen: so.CollectionSelec
     assert {path.name for path in (chosen.out / "images").glob("*.png")} == {
         Path(frame["file_name"]).name for frame in chosen.frames
     }
-    assert any(path.name.startswith("a_b_frame") for path in (chosen.out / "images").iterdir())
+    assert any(path.name.startswith("a_b-") for path in (chosen.out / "images").iterdir())
 
 
 def test_at_least_one_of_each_video(collection: Path, tmp_path: Path) -> None:
@@ -109,6 +109,8 @@ def test_more_than_there_is_gives_what_there_is(collection: Path, tmp_path: Path
     chosen = so.select_total([collection / "scenes.mp4"], 500, out=tmp_path / "out", num_candidates=NUM_CANDIDATES)
     assert len(chosen) == NUM_CANDIDATES
     assert chosen.notes == ("4 candidates for a total of 500; all are taken; for more raise num_candidates or fps",)
+    (note,) = so.select_total([collection / "scenes.mp4"], 9, out=tmp_path / "keys", candidates="keyframe").notes
+    assert note.endswith("raise num_candidates or fps, or take candidates other than keyframe")
 
 
 # ---- lists for annotation tools, by their documented formats
@@ -167,6 +169,152 @@ def test_datumaro(chosen: so.CollectionSelection) -> None:
         assert item["image"]["size"] == [frame["height"], frame["width"]]
         assert (chosen.out / "images" / item["image"]["path"]).stem == item["id"]
         assert item["attr"]["frame_index"] == frame["frame_index"]
+
+
+# ---- images are of the videos that the lists name
+
+
+def patterns(seed: int) -> np.ndarray:
+    """Frames [8, 64, 96, 3] that coding hardly changes, each another."""
+    return np.random.default_rng(seed).integers(0, 255, (8, 4, 6, 3), dtype=np.uint8).repeat(16, 1).repeat(16, 2)
+
+
+def write_frames(frames: np.ndarray, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_video(frames, fps=8))
+    return path
+
+
+def assert_images_of(chosen: so.CollectionSelection, contents: dict[Path, np.ndarray]) -> None:
+    """Compare each image with the frame that its row names; no other images are there."""
+    assert {Path(frame["video"]) for frame in chosen.frames} == set(contents)
+    assert not chosen.failures
+    for frame in chosen.frames:
+        with Image.open(chosen.out / frame["file_name"]) as image:
+            error = np.asarray(image).astype(int) - contents[Path(frame["video"])][frame["frame_index"]]
+        assert np.abs(error).mean() < 20, frame
+    names = {path.name for path in (chosen.out / "images").iterdir()} - {"manifest.jsonl"}
+    assert names == {Path(frame["file_name"]).name for frame in chosen.frames}
+
+
+def test_videos_of_one_name_in_one_folder(tmp_path: Path) -> None:
+    frames, out = patterns(0), tmp_path / "out"
+    first, second = (tmp_path / name / "clip.mp4" for name in "AB")
+    contents = {write_frames(frames, first): frames, write_frames(255 - frames, second): 255 - frames}
+    for video in (first, second):
+        chosen = so.select_total(video, 4, out=out, num_candidates=NUM_CANDIDATES)
+        assert_images_of(chosen, {video: contents[video]})
+    write_frames(frames, second)  # in place
+    assert_images_of(so.select_total(second, 4, out=out), {second: frames})
+
+
+def test_the_order_of_videos_does_not_change_images(tmp_path: Path) -> None:
+    frames, out = patterns(0), tmp_path / "out"
+    paths = [tmp_path / "x" / name for name in ("y/c.mp4", "y_c.mp4")]  # both are y_c as the name of a file
+    contents = {write_frames(frames, paths[0]): frames, write_frames(255 - frames, paths[1]): 255 - frames}
+    options: dict[str, Any] = {"out": out, "at_least": 2, "num_candidates": NUM_CANDIDATES}
+    for order in (paths, paths[::-1]):
+        assert_images_of(so.select_total(order, 4, **options), contents)
+
+
+def test_a_long_name_leaves_room_for_the_frame_number(tmp_path: Path) -> None:
+    frames = patterns(0)
+    video = write_frames(frames, tmp_path / ("\u8996" * 80 + ".mp4"))  # 244 bytes, of 255 that a name may have
+    assert_images_of(so.select_total(video, 2, out=tmp_path / "out", num_candidates=2), {video: frames})
+
+
+def test_a_frame_that_is_replaced_in_a_dump(tmp_path: Path) -> None:
+    frames, folder, out = patterns(0), tmp_path / "dump", tmp_path / "out"
+    folder.mkdir()
+    for contents in (frames, 255 - frames):
+        for number, frame in enumerate(contents):
+            Image.fromarray(frame).save(folder / f"{number}.png")
+        chosen = so.select_total(folder, 4, out=out, num_candidates=NUM_CANDIDATES)
+        assert_images_of(chosen, {folder: contents})
+
+
+# ---- videos that change during the run
+
+
+def test_a_video_that_changes_while_it_is_scored_fails(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    videos, out = tmp_path / "videos", tmp_path / "out"
+    shutil.copytree(collection, videos)
+    opened = module.open_candidates
+
+    def touching(video: str, options: Any) -> Any:
+        if video.endswith("scenes.mp4"):
+            os.utime(video)
+        return opened(video, options)
+
+    options: dict[str, Any] = {"num_candidates": NUM_CANDIDATES}
+    message = "scenes.mp4: changed while it was read; run it again"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "open_candidates", touching)
+        chosen = so.select_total(videos, 3, out=out, **options)
+        with pytest.raises(so.VideoError, match=f"none of 1 videos could be read, such as .*{message}"):
+            so.select_total(videos / "scenes.mp4", 3, out=tmp_path / "one", **options)
+    (failure,) = chosen.failures
+    assert failure["error"].endswith(message)
+    assert len(chosen) == 3, "the others get its share"
+    again = so.select_total(videos, 3, out=out)
+    assert (again.failures, again.num_before) == ([], 2)
+    assert "scenes.mp4" in per_video(again)
+
+
+def test_a_video_that_changes_before_it_is_written_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, out = patterns(0), tmp_path / "out"
+    video, other = write_frames(frames, tmp_path / "a.mp4"), write_frames(patterns(1), tmp_path / "b.mp4")
+    opened = module.open_video
+
+    def replacing(source: str, **how: Any) -> Any:
+        if Path(source) == video:
+            write_frames(255 - frames, video)
+        return opened(source, **how)
+
+    options: dict[str, Any] = {"out": out, "at_least": 2, "num_candidates": NUM_CANDIDATES}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "open_video", replacing)
+        chosen = so.select_total([video, other], 4, **options)
+    assert [failure["video"] for failure in chosen.failures] == [str(video)]
+    assert per_video(chosen) == {"b.mp4": 2}
+    assert len(list((out / "images").glob("*.jpg"))) == 2
+    assert_images_of(so.select_total([video, other], 4, **options), {video: 255 - frames, other: patterns(1)})
+
+
+def test_scores_that_are_lost_are_a_failure(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.Scored, "save", lambda *_: None)
+    with pytest.raises(so.VideoError, match=r"scenes.mp4: its scores cannot be read from .*; run it again"):
+        so.select_total(collection / "scenes.mp4", 2, out=tmp_path / "out", num_candidates=NUM_CANDIDATES)
+
+
+# ---- notes on single videos
+
+
+def test_notes_on_videos_are_kept(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, out = write_frames(patterns(0)[:3], tmp_path / "short.mp4"), tmp_path / "out"
+    opened = module.open_video
+
+    def noting(source: str, **how: Any) -> Any:
+        reader = opened(source, **how)
+        reader.notes.append("of the second pass")
+        return reader
+
+    videos = [collection / "scenes.mp4", short]
+    note = "3 frames for 4 candidates; each frame is listed once"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "open_video", noting)
+        first = so.select_total(videos, 4, out=out, at_least=1, num_candidates=NUM_CANDIDATES)
+    assert first.video_notes == [
+        {"video": str(videos[0]), "notes": ["of the second pass"]},
+        {"video": str(short), "notes": [note, "of the second pass"]},
+    ]
+    second = so.select_total(videos, 4, out=out, at_least=1)
+    assert second.num_before == 2
+    assert second.video_notes == [{"video": str(short), "notes": [note]}], "stored with the scores"
+    data = second.to_dict()
+    assert (data["num_with_notes"], data["video_notes"], data["notes"]) == (1, second.video_notes, [])
 
 
 # ---- resuming, and bad input
@@ -247,4 +395,17 @@ def test_bad_arguments(collection: Path, tmp_path: Path, options: dict[str, Any]
     arguments = {"total": 2, **options}
     with pytest.raises(so.InvalidArgument, match=message):
         so.select_total(collection, out=tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_addresses_are_refused(tmp_path: Path) -> None:
+    address = "https://me:secret@example.org/a.mp4"
+    listed = tmp_path / "list.csv"
+    listed.write_text(f"path\n{address}\n")
+    for videos in (address, [listed]):
+        with pytest.raises(so.InvalidArgument, match="takes files of this machine: download it") as raised:
+            so.select_total(videos, 2, out=tmp_path / "out")
+        assert str(raised.value).startswith("https://example.org/a.mp4: ")
+    with pytest.raises(so.InvalidArgument, match="videos is empty"):
+        so.select_total([], 2, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

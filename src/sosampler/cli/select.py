@@ -176,6 +176,9 @@ def _select_total(given: dict[str, Any], policy: Any) -> NoReturn:
     shared.echo(done.to_dict(), text, json_output)
     for note in done.notes:
         shared.say(f"note: {note}")
+    if done.video_notes:
+        example = done.video_notes[0]["notes"][0]
+        shared.say(f"{len(done.video_notes)} of {done.num_videos} videos have notes, such as: {example}")
     shared.say_failures(done.failures)
     if done.failures:
         shared.say(f"{len(done.failures)} of {done.num_videos} videos failed; the rest are done; see {out / FAILED}")

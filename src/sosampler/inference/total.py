@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +36,20 @@ from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, F
 from sosampler.inference.many import IMAGE_FORMATS, write_image
 from sosampler.inference.options import DEFAULT_POLICY, SelectOptions
 from sosampler.inference.rows import Row, as_text
-from sosampler.inference.select import open_candidates, view_size
+from sosampler.inference.select import fit_size, open_candidates, view_size
 from sosampler.policies.base import Batch
 from sosampler.policies.collection import choose_distinct, reduced
 from sosampler.policies.registry import can_travel
-from sosampler.video.discover import labels, listed_videos
-from sosampler.video.source import open_video
+from sosampler.video.discover import Video, labels, listed_videos
+from sosampler.video.remote import is_address, shown_address
+from sosampler.video.source import frame_images, open_video
 
-KIND, VERSION = "sosampler collection", 1
+KIND, VERSION = "sosampler collection", 2
 FRAMES, FAILED = "frames.jsonl", "_failed.jsonl"
 _RUN, _FEATURES, _IMAGES = "_run.json", "_features", "images"
 _AT_A_TIME = 8  # frames in full size in memory
-_MAX_NAME = 120  # characters of a video's name in the names of its images
+_MAX_NAME = 120  # bytes of a video's name in the names of its images
+_MAX_KEY = 12  # hex digits of its key there: among 100,000 videos of one name two are equal once in 50,000 runs
 _IMAGE = re.compile(r".+_frame\d{6,}_-?\d+\.\d{3}s\.(jpg|png)")
 # Arguments of `select` that a budget over all videos sets itself.
 SET_HERE = (
@@ -67,7 +68,8 @@ class CollectionSelection:
     num_candidates: int
     num_before: int  # videos that an earlier run had scored
     failures: list[Row] = field(default_factory=list)  # video and error
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on the collection
+    video_notes: list[Row] = field(default_factory=list)  # video and notes, of those that have any
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -83,6 +85,8 @@ class CollectionSelection:
             "frames": self.frames,
             "failures": self.failures,
             "notes": list(self.notes),
+            "num_with_notes": len(self.video_notes),
+            "video_notes": self.video_notes,
         }
 
 
@@ -132,11 +136,24 @@ def select_total(
                 f"select_total has no option {name!r}; it takes those of select but for {', '.join(SET_HERE)}"
             )
     folder = Path(out)
-    given = [videos] if isinstance(videos, (str, os.PathLike)) else list(videos)
-    # Files of this machine: without schemes addresses are refused.
-    paths = [Path(video) for video in listed_videos([os.fspath(video) for video in given], leave_out=folder)]
+    given = [os.fspath(each) for each in ([videos] if isinstance(videos, (str, os.PathLike)) else videos)]
+    _refuse_addresses(given)
+    listed = listed_videos(given, leave_out=folder)
+    _refuse_addresses(listed)  # of lists
+    if not listed:
+        raise InvalidArgument("videos is empty; give files, folders, patterns or lists of videos")
+    paths = [Path(video) for video in listed]
     job = TotalJob.of(len(paths), total, folder, at_least, image_format, workers, overwrite, options)
     return job.run(paths, on_progress=on_progress)
+
+
+def _refuse_addresses(videos: Sequence[Video]) -> None:
+    for video in videos:
+        if isinstance(video, str) and is_address(video):
+            raise InvalidArgument(
+                f"{shown_address(video)}: is an address; a total over videos (--total) takes files of this machine: "
+                "download it, and give the file"
+            )
 
 
 @dataclass(frozen=True)
@@ -196,15 +213,15 @@ class TotalJob:
             raise InvalidArgument(f"{self.out}: is a file; give a folder")
         with locked_folder(self.out):
             self._begin()
-            names = [str(video) for video in videos]
-            before, failures = self._score(names, on_progress)
-            known = {name: self._known(name) for name in names}
-            scored = {name: scores for name, scores in known.items() if scores is not None}
+            # Once: a video that changes during the run must not get another key on the way.
+            keys = {str(video): _key(str(video)) for video in videos}
+            scored, before, failures = self._score(keys, on_progress)
             if not scored:
-                raise VideoError(f"none of {len(names)} videos could be read, such as {failures[0]['error']}")
-            frames = self._choose(scored, dict(zip(names, _image_prefixes(videos), strict=True)))
-            num_candidates = sum(len(scores.frame_indices) for scores in scored.values())
-            written, unwritten = self._write(frames, on_progress)
+                raise VideoError(f"none of {len(keys)} videos could be read, such as {failures[0]['error']}")
+            frames = self._choose(scored, dict(zip(keys, _image_prefixes(videos, list(keys.values())), strict=True)))
+            num_candidates = sum(len(each.frame_indices) for each in scored.values())
+            noted = {video: each.notes for video, each in scored.items()}
+            written, unwritten = self._write(frames, keys, noted, on_progress)
             failures += unwritten
             write_text(self.out / FRAMES, (json.dumps(frame, ensure_ascii=False) + "\n" for frame in written))
             write_annotation_files(self.out, written)
@@ -212,13 +229,25 @@ class TotalJob:
                 write_text(self.out / FAILED, (json.dumps(row) + "\n" for row in failures))
             else:
                 (self.out / FAILED).unlink(missing_ok=True)
-        notes: tuple[str, ...] = ()
-        if num_candidates < self.total:
-            notes = (
-                f"{num_candidates} candidates for a total of {self.total}; all are taken; for more raise "
-                "num_candidates or fps",
-            )
-        return CollectionSelection(self.out, written, len(names), num_candidates, before, failures, notes)
+        return CollectionSelection(
+            self.out,
+            written,
+            len(keys),
+            num_candidates,
+            before,
+            failures,
+            self._notes(num_candidates),
+            [{"video": as_text(video), "notes": list(notes)} for video, notes in noted.items() if notes],
+        )
+
+    def _notes(self, num_candidates: int) -> tuple[str, ...]:
+        if num_candidates >= self.total:
+            return ()
+        other = ", or take candidates other than keyframe" if self.options.mode == "keyframe" else ""
+        return (
+            f"{num_candidates} candidates for a total of {self.total}; all are taken; for more raise "
+            f"num_candidates or fps{other}",
+        )
 
     def _begin(self) -> None:
         """Save the settings, or check that those of the earlier run are the same."""
@@ -246,19 +275,23 @@ class TotalJob:
 
     # ---- first pass: scores and features of all candidates
 
-    def _known(self, video: str) -> Scored | None:
-        return Scored.load(self.out / _FEATURES / _key(video))
-
-    def _score(self, videos: Sequence[str], on_progress: OnProgress | None) -> tuple[int, list[Row]]:
-        todo = [video for video in videos if self._known(video) is None]
-        before = len(videos) - len(todo)
-        tasks = [(video, ScoreStep(self._many(len(todo)), self.out / _FEATURES)) for video in todo]
-        failures = []
-        with closing(self._outcomes(tasks, Progress(len(videos), before, 0, before, "scored"), on_progress)) as done:
+    def _score(self, keys: dict[str, str], on_progress: OnProgress | None) -> tuple[dict[str, Scored], int, list[Row]]:
+        """Return what is known of the videos, in their order, of how many an earlier run found it, and failures."""
+        folder = self.out / _FEATURES
+        known = {video: Scored.load(folder, key) for video, key in keys.items()}
+        todo = [video for video, scored in known.items() if scored is None]
+        before = len(keys) - len(todo)
+        options, failures = self._many(len(todo)), []
+        tasks = [(video, ScoreStep(options, folder, keys[video])) for video in todo]
+        with closing(self._outcomes(tasks, Progress(len(keys), before, 0, before, "scored"), on_progress)) as done:
             for video, outcome in done:
                 if isinstance(outcome, SosamplerError):
-                    failures.append({"video": as_text(video), "error": str(outcome)})
-        return before, failures
+                    failures.append(_failure(video, str(outcome)))
+                    continue
+                known[video] = Scored.load(folder, keys[video])
+                if known[video] is None:
+                    failures.append(_failure(video, f"{video}: its scores cannot be read from {folder}; run it again"))
+        return {video: scored for video, scored in known.items() if scored is not None}, before, failures
 
     def _many(self, count: int) -> SelectOptions:
         """Return the options for many videos at a time: one decoding thread each keeps every core busy."""
@@ -313,8 +346,17 @@ class TotalJob:
 
     # ---- second pass: the chosen frames in full
 
-    def _write(self, frames: Sequence[Frame], on_progress: OnProgress | None) -> tuple[list[Frame], list[Row]]:
-        """Write the images that are not there yet; return the frames that have one, with its size, and failures."""
+    def _write(
+        self,
+        frames: Sequence[Frame],
+        keys: dict[str, str],
+        noted: dict[str, tuple[str, ...]],
+        on_progress: OnProgress | None,
+    ) -> tuple[list[Frame], list[Row]]:
+        """Write the images that are not there yet; return the frames that have one, with its size, and failures.
+
+        Notes on the way are added to those of the videos, `noted`.
+        """
         wanted = {Path(frame["file_name"]).name for frame in frames}
         for entry in list((self.out / _IMAGES).iterdir()):
             if entry.name not in wanted and _IMAGE.fullmatch(entry.name):
@@ -324,11 +366,13 @@ class TotalJob:
             if not (self.out / frame["file_name"]).exists():
                 missing.setdefault(frame["video"], []).append((frame["frame_index"], frame["file_name"]))
         options, failures = self._many(len(missing)), []
-        tasks = [(video, WriteStep(options, self.out, tuple(files))) for video, files in missing.items()]
+        tasks = [(video, WriteStep(options, self.out, keys[video], tuple(files))) for video, files in missing.items()]
         with closing(self._outcomes(tasks, Progress(len(tasks), stage="written"), on_progress)) as done:
             for video, outcome in done:
                 if isinstance(outcome, SosamplerError):
-                    failures.append({"video": as_text(video), "error": str(outcome)})
+                    failures.append(_failure(video, str(outcome)))
+                else:
+                    noted[video] = tuple(dict.fromkeys((*noted[video], *outcome)))
         written = []
         for frame in frames:
             path = self.out / frame["file_name"]
@@ -337,6 +381,10 @@ class TotalJob:
                     width, height = image.size
                 written.append({**frame, "video": as_text(frame["video"]), "width": width, "height": height})
         return written, failures
+
+
+def _failure(video: str, error: str) -> Row:
+    return {"video": as_text(video), "error": error}
 
 
 def _earlier_candidates(out: Path) -> int | None:
@@ -358,17 +406,19 @@ class Scored:
     pts_seconds: np.ndarray  # [T] float64
     quality: np.ndarray  # [T] float32, 0..1
     features: np.ndarray  # [T, D] float16, of length 1
+    notes: tuple[str, ...]
 
-    def save(self, path: Path) -> None:
-        with replacing(path) as temporary:
-            np.savez(temporary, **vars(self))
+    def save(self, folder: Path, key: str) -> None:
+        with replacing(folder / f"{key}.npz") as temporary:
+            np.savez(temporary, **{**vars(self), "notes": np.array(json.dumps(self.notes))})
 
     @classmethod
-    def load(cls, path: Path) -> Scored | None:
+    def load(cls, folder: Path, key: str) -> Scored | None:
         """Return what is stored; None where nothing is, or a file that cannot be read."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return cls(**{name: arrays[name] for name in cls.__dataclass_fields__})
+            with np.load(folder / f"{key}.npz", allow_pickle=False) as arrays:
+                stored = {name: arrays[name] for name in cls.__dataclass_fields__}
+            return cls(**{**stored, "notes": tuple(json.loads(stored["notes"].item()))})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -376,14 +426,19 @@ class Scored:
 
 
 def _key(video: str) -> str:
-    """Return the file for a video's scores; a video that was changed has another."""
+    """Return a name for the content of a video by its path, size and time; one that was changed has another."""
     try:
-        stat = os.stat(video)
-        stamp = (stat.st_size, stat.st_mtime_ns)
+        files = frame_images(Path(video)) if os.path.isdir(video) else [video]
+        stamps = [(os.path.basename(file), (stat := os.stat(file)).st_size, stat.st_mtime_ns) for file in files]
     except OSError:
-        stamp = (0, 0)  # decoding it says why
-    text = json.dumps([os.path.abspath(video), *stamp])
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24] + ".npz"
+        stamps = []  # decoding it says why
+    text = json.dumps([os.path.abspath(video), stamps])
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _check_unchanged(video: str, key: str) -> None:
+    if _key(video) != key:
+        raise VideoError(f"{video}: changed while it was read; run it again")
 
 
 @dataclass(frozen=True)
@@ -392,6 +447,7 @@ class ScoreStep:
 
     options: SelectOptions
     folder: Path
+    key: str  # of the video
 
     def __call__(self, video: str) -> int | SosamplerError:
         return attempt(video, lambda: self._score(video))
@@ -400,8 +456,9 @@ class ScoreStep:
         policy = self.options.resolved_policy
         with open_candidates(video, self.options) as opened:
             # As `select` shows frames to a policy, without keeping them in full size beside that.
-            size = min(view_size(policy), opened.video.metadata.width, opened.video.metadata.height)
+            size = fit_size(view_size(policy), opened.video.metadata)
             seen = opened.read(opened.video.frame_indices, size)
+            notes = opened.summary()["notes"]
         # A damaged frame is replaced by its neighbour, which may be a candidate too.
         _, first = np.unique(seen.frame_indices, return_index=True)
         batch = Batch(len(first), np.array([len(first)]), seen.frames[first][None], seen.pts_seconds[first][None])
@@ -412,31 +469,38 @@ class ScoreStep:
             seen.pts_seconds[first],
             np.nan_to_num(np.asarray(quality(batch)[0], dtype=np.float32)),
             reduced(policy.features(batch)[0]),
+            notes,
         )
-        scored.save(self.folder / _key(video))
+        _check_unchanged(video, self.key)
+        scored.save(self.folder, self.key)
         return len(first)
 
 
 @dataclass(frozen=True)
 class WriteStep:
-    """Decode some frames of a video and write them as images; their number, or an error."""
+    """Decode some frames of a video and write them as images; notes on it, or an error."""
 
     options: SelectOptions
     folder: Path
+    key: str  # of the video
     files: tuple[tuple[int, str], ...]  # frame number, file below the folder
 
-    def __call__(self, video: str) -> int | SosamplerError:
+    def __call__(self, video: str) -> tuple[str, ...] | SosamplerError:
         return attempt(video, lambda: self._write(video))
 
-    def _write(self, video: str) -> int:
+    def _write(self, video: str) -> tuple[str, ...]:
         how = {name: getattr(self.options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
         reader = open_video(video, **how)
+        notes: list[str] = []
         try:
             for start in range(0, len(self.files), _AT_A_TIME):
                 part = self.files[start : start + _AT_A_TIME]
                 batch = reader.read(np.array([index for index, _ in part]), size=self.options.size)
+                _check_unchanged(video, self.key)  # an image that is there is of the video that was scored
+                notes += batch.notes
                 for frame, (_, name) in zip(batch.frames, part, strict=True):
                     write_image(Image.fromarray(frame), self.folder / name, quality=95)
+            return (*reader.notes, *notes)
         except OSError as error:
             if error.filename is None or not str(error.filename).startswith(str(self.folder)):
                 raise
@@ -445,19 +509,16 @@ class WriteStep:
             ) from error
         finally:
             reader.close()
-        return len(self.files)
 
 
-def _image_prefixes(videos: Sequence[Path]) -> list[str]:
-    """Return a name for each video that a file may have, all different.
+def _image_prefixes(videos: Sequence[Path], keys: Sequence[str]) -> list[str]:
+    """Return a name for each video that a file may have; by its key no image of another or of an older one has it.
 
-    >>> _image_prefixes([Path("x/a b.mp4"), Path("x/y/c.mp4"), Path("x/y_c.mp4")])
-    ['a_b', 'y_c', 'y_c-2']
+    >>> _image_prefixes([Path("x/a b.mp4"), Path("x/y/c.mp4"), Path("x/y_c.mp4")], ["0d", "1e", "2f"])
+    ['a_b-0d', 'y_c-1e', 'y_c-2f']
     """
-    prefixes: dict[str, str] = {}  # by lower case: some file systems do not tell A from a
-    for label in labels(list(videos)):
-        name = re.sub(r"[^\w.-]+", "_", str(Path(label).with_suffix(""))).lstrip("._-")[:_MAX_NAME] or "video"
-        numbered = chain([name], (f"{name}-{number}" for number in count(2)))
-        prefix = next(each for each in numbered if each.lower() not in prefixes)
-        prefixes[prefix.lower()] = prefix
-    return list(prefixes.values())
+    prefixes = []
+    for label, key in zip(labels(list(videos)), keys, strict=True):
+        name = re.sub(r"[^\w.-]+", "_", str(Path(label).with_suffix(""))).lstrip("._-")
+        prefixes.append(f"{name.encode()[:_MAX_NAME].decode(errors='ignore') or 'video'}-{key[:_MAX_KEY]}")
+    return prefixes
