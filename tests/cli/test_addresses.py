@@ -142,7 +142,7 @@ def test_other_commands_open_no_addresses(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"path,label\nhttps://u:{SECRET}@h/a.mp4,x\n")
     code, _, err = cli("https://h/a.mp4", command="ui")
     assert code == 2
-    assert "by `select` and `classify`" in err
+    assert "by `select`, `classify` and `watch`" in err
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows"])

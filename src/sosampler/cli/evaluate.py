@@ -23,13 +23,13 @@ def evaluate_command(
         str | None,
         Option(
             help="Separated by commas: uniform, random, centre, frameexit, all, keyframe, frame-difference, "
-            "difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, general; the oracles semi-optimal, "
-            "semi-optimal-max, attainable, class-frames, optimal; folders of samplers, also as NAME=FOLDER; "
-            "MODULE:CLASS. +mmr or +dpp behind a folder or a policy with scores avoids redundant frames; +aks, +its or "
-            "+nms spreads the choice in time; FOLDER+answer is the sampler's own answer, without the classifier; "
-            "FOLDER+mean, FOLDER+weighted and FOLDER+fused are rows with these answers. "
-            "Folders of baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
-            "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
+            "difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, general, general-text; the "
+            "oracles semi-optimal, semi-optimal-max, attainable, class-frames, optimal; folders of samplers, also as "
+            "NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a folder or a policy with scores avoids redundant frames;"
+            " +aks, +its or +nms spreads the choice in time; FOLDER+answer is the sampler's own answer, without the "
+            "classifier; FOLDER+mean, FOLDER+weighted and FOLDER+fused are rows with these answers. Folders of "
+            "baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  [default: "
+            "uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
         ),
     ] = None,
     policy: Annotated[list[str] | None, Option("--policy", "-p", help="One policy; may be repeated.")] = None,

@@ -40,7 +40,17 @@ DEFAULT_NUM_FRAMES, DEFAULT_NUM_CANDIDATES = 6, 10
 # Short side of the frames that sampler and classifier get, unless one of them takes larger ones: what banks hold.
 _MIN_SIZE = 256
 # Arguments of `select` that a pipeline sets itself. Without fps, N is the same for all videos, so they share calls.
-_SET_HERE = ("policy", "num_frames", "num_candidates", "min_candidates", "candidates", "size", "decode", "fps")
+_SET_HERE = (
+    "policy",
+    "prefer",
+    "num_frames",
+    "num_candidates",
+    "min_candidates",
+    "candidates",
+    "size",
+    "decode",
+    "fps",
+)
 _OF_SAMPLERS = ("score", "preprocessing")  # what the engine needs of a sampler
 # On a CPU the engine is made after this many candidates: making it costs as much as scoring a few videos.
 _ENGINE_AFTER = 48

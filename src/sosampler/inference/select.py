@@ -35,7 +35,7 @@ from sosampler.video.source import open_video, source_name
 
 # A policy sees small copies of the candidates, the same whatever size is asked for. The decoded frames are kept beside
 # them up to this many bytes, so that the chosen ones need not be decoded again.
-MAX_KEPT_BYTES = 1 << 30
+MAX_KEPT_BYTES = 256 << 20
 _VIEW_SIZE = 256  # short side of these copies, in pixels, where a policy has none of its own
 _NOTED_BYTES = 20 << 20  # read from an address, from which on a note says how to read less
 

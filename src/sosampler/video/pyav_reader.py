@@ -348,7 +348,7 @@ class PyavReader:
         make = self._make_decoder(size, room, max(it.reorder_depth for it in located.values()))
         for (frame, it), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
             if it.pts in result.frames and not result.failed:
-                got.put(frame, result.frames[it.pts], it.pts * base.numerator / base.denominator)
+                got.put(frame, result.frames.pop(it.pts), it.pts * base.numerator / base.denominator)
 
     def _read_runs(self, got: _Gathered, size: Size, room: Room | None) -> None:
         table, timeline = self._packets(), self.timeline()
@@ -367,7 +367,7 @@ class PyavReader:
                     image = (result.damaged | result.frames).get(pts)
                     damaged[frame] = None if image is None else got.hold(frame, image)
                     continue
-                image = got.put(frame, result.frames[pts], float(timeline.seconds(frame)))
+                image = got.put(frame, result.frames.pop(pts), float(timeline.seconds(frame)))
                 if result.is_suspect(pts):
                     got.notes.append(f"frame {frame} follows damaged data and may look impaired")
                 else:
