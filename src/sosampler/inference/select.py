@@ -19,6 +19,7 @@ from sosampler.policies.auto import Auto
 from sosampler.policies.base import Choice, Policy, choose_one
 from sosampler.video.candidates import (
     BEHIND_CUT,
+    KEYFRAME_SHARE,
     at_cuts,
     grid_indices,
     keyframe_in_segments,
@@ -419,7 +420,10 @@ def _keyframes_and_exact(reader: VideoReader, options: SelectOptions, notes: lis
 
 
 def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
-    """In each segment of the grid a keyframe, a moment behind it where it sits at a cut, else the exact frame."""
+    """In each segment of the grid a keyframe, a moment behind it where it sits at a cut, else the exact frame.
+
+    Where few segments have one, exact frames in all: these decode most groups of pictures anyway.
+    """
     if options.fps is not None:
         reader.timeline()  # which the moments are counted on
     for is_counted in (False, True):
@@ -432,6 +436,8 @@ def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Cand
         inside = np.flatnonzero((keys >= first) & (keys < last))
         positions = keyframe_in_segments(targets, keys[inside])
         near = positions >= 0
+        if near.mean() < KEYFRAME_SHARE:
+            near[:] = False
         if not near.all() and not is_counted:
             reader.timeline()  # exact frames are counted, not taken from the container's index
             continue

@@ -27,6 +27,8 @@ ON_SHORT: tuple[OnShort, ...] = ("repeat", "fewer", "error")
 _DUE = 0.9
 # Seconds behind such a keyframe at which "auto" looks.
 BEHIND_CUT = 0.3
+# Share of the segments that must have a keyframe for "auto" to take keyframes at all.
+KEYFRAME_SHARE = 0.75
 
 # The authors' test pipeline re-seeds NumPy's global generator with this number before every video.
 AUTHORS_SEED = 255
