@@ -151,6 +151,7 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
         "talks": _measured(result["talks"], ("shots shown", "repeated")),
         "reels": _by_number(result["reels"]["rows"], "top1"),
         "golf": _by_number(result["golf"]["rows"], "hit"),
+        "candidates": _candidates(result["candidates"]),
     }
 
 
@@ -175,6 +176,15 @@ def _overview(result: dict[str, Any], number: int = 8) -> str:
             line.append(_percent(rows[0][key]) if rows else "")
         lines.append(line)
     return _table(["policy", *_OVERVIEW], lines)
+
+
+def _candidates(part: dict[str, Any]) -> str:
+    """One line a kind of candidates."""
+    keys = {name: where for name, where in _OVERVIEW.items() if where[0] in part}
+    modes = [row["candidates"] for row in part["films"]["rows"]]
+    of = {(name, row["candidates"]): row for name, found in part.items() if name != "seconds" for row in found["rows"]}
+    lines = [[f"`{mode}`", *(_with_interval(of[name, mode], key) for name, key in keys.values())] for mode in modes]
+    return _table(["candidates", *(f"{name} (95 %)" for name in keys)], lines)
 
 
 def _measured(part: dict[str, Any], keys: tuple[str, ...]) -> str:
