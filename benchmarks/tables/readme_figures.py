@@ -157,7 +157,8 @@ def _general(result: Result) -> str:
     at = {row["policy"]: row for row in reels["rows"] if row["num_frames"] == 3}
     return (
         f"Without training, the sampler inside the package gives {_percent(at['general']['top1'])} % with 3 of {ALL} "
-        f"frames of {reels['videos']} other reels; uniform frames give {_percent(at['uniform']['top1'])} %."
+        f"frames of {reels['videos']} other reels; uniform frames give {_percent(at['uniform']['top1'])} %. "
+        "This was measured with [earlier settings](docs/general.md#results) of its choice."
     )
 
 

@@ -276,7 +276,7 @@ def _without_training(files: Files) -> list[str]:
     at = {row["policy"]: percent(row["top1"]) for row in reels["rows"] if row["num_frames"] == 3}
     return [
         f"**Without training?** The sampler inside the package (`general`), 3 of 10 frames of {reels['videos']} reels: "
-        f"{at['general']} %. Uniform frames: {at['uniform']} %."
+        f"{at['general']} %, with earlier settings of its choice. Uniform frames: {at['uniform']} %."
     ]
 
 
