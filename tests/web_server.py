@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.sent += len(body)
         self.wfile.write(body)
 
-    def asked(self, size: int) -> tuple[int, int]:
+    def byte_range(self, size: int) -> tuple[int, int]:
         """Return the range of the request: first and last byte."""
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         assert match, self.headers.get("Range")
@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def ranges(handler: Handler, data: bytes) -> None:
-    first, last = handler.asked(len(data))
+    first, last = handler.byte_range(len(data))
     if first >= len(data):
         handler.reply(416, Content_Range=f"bytes */{len(data)}")
     else:
@@ -125,7 +125,7 @@ def hang_up(handler: Handler, _: bytes) -> None:
 
 def stall(handler: Handler, data: bytes) -> None:
     """Begin to answer, and send nothing more."""
-    first, last = handler.asked(len(data))
+    first, last = handler.byte_range(len(data))
     handler.send_response(206)
     handler.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
     handler.send_header("Content-Length", str(last + 1 - first))
@@ -152,7 +152,7 @@ def lying(*, size: int | None = None, first: int = 0, short: int = 0, announce: 
     """Answer with another length, another beginning, fewer bytes, or without saying which bytes these are."""
 
     def answer(handler: Handler, data: bytes) -> None:
-        begin, last = handler.asked(size or len(data))
+        begin, last = handler.byte_range(size or len(data))
         body = data[begin : last + 1]
         headers = {"Content_Range": f"bytes {begin + first}-{last + first}/{size or len(data)}"} if announce else {}
         if short:

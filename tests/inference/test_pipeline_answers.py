@@ -158,13 +158,13 @@ def test_the_sampler_says_which_answer(world: World) -> None:
         "nms": "fused",
         "uniform": "mean",
     }
-    asked = evaluate(world.bank, [f"a={folder}", "uniform"], answer="weighted", **options)
-    assert [row.answer for row in asked.rows] == ["weighted", "mean"]
-    assert "weighted" in asked.table()
-    assert "ECE %" in asked.table()
+    weighted = evaluate(world.bank, [f"a={folder}", "uniform"], answer="weighted", **options)
+    assert [row.answer for row in weighted.rows] == ["weighted", "mean"]
+    assert "weighted" in weighted.table()
+    assert "ECE %" in weighted.table()
     assert "ECE" not in evaluate(world.bank, ["uniform"], **options).table()
-    rows = json.loads(json.dumps(asked.to_dict()))["rows"]
-    assert (rows[0]["answer"], rows[0]["ece"]) == ("weighted", asked.rows[0].ece)
+    rows = json.loads(json.dumps(weighted.to_dict()))["rows"]
+    assert (rows[0]["answer"], rows[0]["ece"]) == ("weighted", weighted.rows[0].ece)
 
 
 def test_one_frame_after_another(world: World) -> None:
@@ -200,9 +200,9 @@ def test_one_frame_after_another(world: World) -> None:
             assert prediction.selection.num_frames == count
             assert prediction.selection.frame_indices.tolist() == world.by_hand(number, "fused", count)[0]
             np.testing.assert_allclose(prediction.probabilities, steps[count - 1], atol=1e-4)
-            asked = prediction.selection.asked
-            assert asked["sure"] == sure
-            np.testing.assert_allclose(asked["belief"], [step.max() for step in steps[:count]], atol=1e-4)
+            settings = prediction.selection.asked
+            assert settings["sure"] == sure
+            np.testing.assert_allclose(settings["belief"], [step.max() for step in steps[:count]], atol=1e-4)
             assert rows[number]["selection"]["frame_indices"] == prediction.selection.frame_indices.tolist()
             said = res.per_video.predictions[cell].probability[number]
             assert said == pytest.approx(steps[count - 1].max(), abs=1e-4)
@@ -313,7 +313,7 @@ def test_commands(world: World, tmp_path: Path) -> None:
         "--auto-sure",
         "0.5",
     ]
-    told = run(
+    found = run(
         "evaluate",
         folder / "bank",
         *rows,
@@ -327,7 +327,7 @@ def test_commands(world: World, tmp_path: Path) -> None:
         "--run",
         tmp_path / "run",
     )
-    assert [(row["policy"].rpartition("+")[2], row["answer"]) for row in told["rows"]] == [
+    assert [(row["policy"].rpartition("+")[2], row["answer"]) for row in found["rows"]] == [
         ("fused", "fused"),
         ("mean", "mean"),
         ("auto", "fused"),

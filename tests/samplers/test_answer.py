@@ -167,10 +167,10 @@ def test_frame_by_frame_equals_from_scratch(multi_label: bool) -> None:
     counts = evidence.real.sum(1)
     for sure in (0.3, 0.7, 0.95, 1.0):
         for at_least in (1, 3):
-            asked = frames_to_ask(beliefs, sure, at_least=at_least, counts=counts)
+            needed = frames_to_ask(beliefs, sure, at_least=at_least, counts=counts)
             for video, count in enumerate(counts.tolist()):
                 steps = [k for k in range(at_least, count + 1) if beliefs[video, k - 1].max() >= sure]
-                assert asked[video] == (steps[0] if steps else count)
+                assert needed[video] == (steps[0] if steps else count)
 
 
 def test_tolerances() -> None:

@@ -136,8 +136,8 @@ def test_where_to_stop() -> None:
     reference = top1(beliefs[:, -1], labels)
     for tolerance, sure in find_sure(beliefs, labels, counts):
         for higher in np.linspace(sure, 1, 50):
-            asked = frames_to_ask(beliefs, higher, counts=counts)
-            assert top1(beliefs[np.arange(80), asked - 1], labels) >= reference - tolerance - 1 / 80
+            needed = frames_to_ask(beliefs, higher, counts=counts)
+            assert top1(beliefs[np.arange(80), needed - 1], labels) >= reference - tolerance - 1 / 80
     found = [sure for _, sure in find_sure(beliefs, labels, counts)]
     assert found == sorted(found, reverse=True)
 

@@ -156,8 +156,8 @@ def _peer_versions(peers: Path | None) -> dict[str, str]:
     """Return the versions of the other tools; raise where `peers` lacks them."""
     versions = {}
     if ffmpeg := shutil.which("ffmpeg"):
-        told = subprocess.run([ffmpeg, "-version"], capture_output=True, text=True, check=True).stdout
-        versions["ffmpeg"] = told.split()[2]
+        answer = subprocess.run([ffmpeg, "-version"], capture_output=True, text=True, check=True).stdout
+        versions["ffmpeg"] = answer.split()[2]
     if peers is not None:
         script = "from importlib.metadata import version; print(version('scenedetect'), version('video-sampler'))"
         try:

@@ -178,8 +178,8 @@ def evaluate(
     _check_lengths(videos, [count for _, count in all_pairs], note)
     chosen_policies, baselines = Resolver(device, where, precision).resolve(policies)
     _check_policies(chosen_policies, part, teacher, note)
-    asked = AnswerSource(not clips.needs_frames, part.classes, teacher.multi_label, str(teacher.about["name"]))
-    chosen_policies = [with_answer(policy, answer, asked, note) for policy in chosen_policies]
+    source = AnswerSource(not clips.needs_frames, part.classes, teacher.multi_label, str(teacher.about["name"]))
+    chosen_policies = [with_answer(policy, answer, source, note) for policy in chosen_policies]
     if any(isinstance(_scorer(policy), ClassFrames) for policy in chosen_policies):
         videos.shows_class = _class_frames(part, positions)
     autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance, auto_sure)
@@ -634,12 +634,12 @@ def _answer(entry: Entry, batch: Batch, num_frames: int | None) -> tuple[Indices
     assert scores is not None, "a sampler has scores"
     order = np.where(batch.mask, -scores, np.inf).argsort(axis=1, kind="stable")[:, : entry.auto.max]
     beliefs = policy.beliefs(evidence, logits, order)
-    asked = frames_to_ask(beliefs, sure, at_least=entry.auto.min, counts=batch.counts)
+    needed = frames_to_ask(beliefs, sure, at_least=entry.auto.min, counts=batch.counts)
     positions = np.full((len(batch), batch.num_candidates), NOT_SEEN, dtype=np.int64)
-    for count in np.unique(asked).tolist():
-        rows = np.flatnonzero(asked == count)
+    for count in np.unique(needed).tolist():
+        rows = np.flatnonzero(needed == count)
         positions[rows, :count] = np.sort(order[rows, :count], axis=1)
-    return positions, beliefs[np.arange(len(batch)), asked - 1]
+    return positions, beliefs[np.arange(len(batch)), needed - 1]
 
 
 def _slots(outputs: TeacherBatch, positions: Indices) -> Indices:

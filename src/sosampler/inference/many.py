@@ -172,7 +172,7 @@ def select_many(
 def _select_many(
     sources: Iterable[Any], options: SelectOptions, workers: int | None, on_error: str
 ) -> Iterator[Selection | SosamplerError]:
-    options = _for_many(options)
+    options = for_many(options)
     step = DecodeStep(options, enlarge=True)
     tasks = (FrameTask(source, step) for source in sources)
     with closing(decoded_batches(tasks, workers=workers, batch_size=1)) as batches:
@@ -184,7 +184,7 @@ def _select_many(
             yield outcome if isinstance(outcome, SosamplerError) else replace(outcome, frames=frames)
 
 
-def _for_many(options: SelectOptions) -> SelectOptions:
+def for_many(options: SelectOptions) -> SelectOptions:
     """Return options for many videos at a time.
 
     One decoding thread a video keeps every core busy and wastes nothing at seeks. Other processes find the policy by
@@ -255,7 +255,7 @@ class SelectJob:
     ) -> Generator[Row, None, None]:
         """Yield the rows of the videos in their order; frames go to `folders`, and their thumbnails to `sheet_rows`."""
         many = len(videos) > 1
-        options = _for_many(self.options) if many else self.options
+        options = for_many(self.options) if many else self.options
         # In processes a file that kills its decoder costs one video.
         processes = len(videos) >= PROCESSES_FROM and can_travel(options.resolved_policy)
         step = SelectStep(options, folders or {}, self.image_format, tiles=sheet_rows is not None and bool(self.sheet))

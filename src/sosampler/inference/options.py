@@ -169,6 +169,11 @@ class SelectOptions:
         return {name: value for name, value in self.__dict__.items() if name not in ("resolved_policy", "auto")}
 
     @property
+    def opening(self) -> dict[str, Any]:
+        """How `open_video` opens a video."""
+        return {name: getattr(self, name) for name in ("decoder", "threads", "limits", "folder_fps", "schemes")}
+
+    @property
     def mode(self) -> str:
         """The candidate mode: exact, keyframe, snap or auto."""
         return self.candidates or self.resolved_policy.candidate_mode or self.resolved_policy.default_mode

@@ -165,17 +165,17 @@ class BatchClassifier:
             self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
             results: dict[int, Prediction | Selection | SosamplerError] = {}
             groups: dict[tuple[bool, Any], list[int]] = {}  # that share a call: by the engine or not, of one shape
-            asked: list[int] = []
+            waiting: list[int] = []
             for index, decoded in enumerate(batch):
                 if isinstance(decoded.outcome, CandidateFrames) and self._suits_engine(decoded.outcome):
                     groups.setdefault((True, decoded.shape), []).append(index)
                     continue
                 results[index] = selection = self._choose(decoded)
                 if isinstance(selection, Selection) and self._asking is not None:
-                    asked.append(index)
+                    waiting.append(index)
                 elif isinstance(selection, Selection):
                     groups.setdefault((False, getattr(selection.frames, "shape", None)), []).append(index)
-            results |= zip(asked, self._ask([results[index] for index in asked]), strict=True)
+            results |= zip(waiting, self._ask([results[index] for index in waiting]), strict=True)
             for (by_engine, _), indices in groups.items():
                 if by_engine:
                     results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
@@ -285,8 +285,8 @@ class BatchClassifier:
                 for index, own in zip(indices, logits, strict=True):
                     answers[index].add(own, self.policy)
             open_ones = [index for index in open_ones if not answers[index].done(self._asking, self._sure)]
-        asked = {**self._asking.to_dict(), "sure": self._sure}
-        kept = [replace(answer.selection_of_seen(), asked={**asked, "belief": answer.beliefs}) for answer in answers]
+        settings = {**self._asking.to_dict(), "sure": self._sure}
+        kept = [replace(answer.selection_of_seen(), asked={**settings, "belief": answer.beliefs}) for answer in answers]
         return self._predictions(kept, np.stack([answer.belief for answer in answers]), begin)
 
     def _frame_logits(self, frames: torch.Tensor, positions: torch.Tensor) -> np.ndarray:

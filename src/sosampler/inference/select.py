@@ -260,10 +260,9 @@ class OpenCandidates:
 def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
     """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
     began = time.perf_counter()
-    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps", "schemes")}
     name = source_name(source)
     with errors_of(name):
-        reader = open_video(source, **how)
+        reader = open_video(source, **options.opening)
     try:
         with errors_of(name):
             size = options.size if enlarge else fit_size(options.size, reader.metadata)

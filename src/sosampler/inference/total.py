@@ -16,7 +16,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.annotation_files import Frame, write_annotation_files
 from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, FrameTask, Step, attempt
-from sosampler.inference.many import IMAGE_FORMATS, write_image
+from sosampler.inference.many import IMAGE_FORMATS, for_many, write_image
 from sosampler.inference.options import DEFAULT_POLICY, SelectOptions
 from sosampler.inference.rows import Row, as_text
 from sosampler.inference.select import fit_size, open_candidates, view_size
@@ -281,7 +281,7 @@ class TotalJob:
         known = {video: Scored.load(folder, key) for video, key in keys.items()}
         todo = [video for video, scored in known.items() if scored is None]
         before = len(keys) - len(todo)
-        options, failures = self._many(len(todo)), []
+        options, failures = self.options if len(todo) == 1 else for_many(self.options), []
         tasks = [(video, ScoreStep(options, folder, keys[video])) for video in todo]
         with closing(self._outcomes(tasks, Progress(len(keys), before, 0, before, "scored"), on_progress)) as done:
             for video, outcome in done:
@@ -292,12 +292,6 @@ class TotalJob:
                 if known[video] is None:
                     failures.append(_failure(video, f"{video}: its scores cannot be read from {folder}; run it again"))
         return {video: scored for video, scored in known.items() if scored is not None}, before, failures
-
-    def _many(self, count: int) -> SelectOptions:
-        """Return the options for many videos at a time: one decoding thread each keeps every core busy."""
-        policy = self.options.resolved_policy
-        threads = self.options.threads or (1 if count > 1 else None)
-        return replace(self.options, threads=threads, policy=policy.spec if can_travel(policy) else policy)
 
     def _outcomes(
         self, tasks: Sequence[tuple[str, Step]], progress: Progress, on_progress: OnProgress | None
@@ -365,7 +359,7 @@ class TotalJob:
         for frame in frames:
             if not (self.out / frame["file_name"]).exists():
                 missing.setdefault(frame["video"], []).append((frame["frame_index"], frame["file_name"]))
-        options, failures = self._many(len(missing)), []
+        options, failures = self.options if len(missing) == 1 else for_many(self.options), []
         tasks = [(video, WriteStep(options, self.out, keys[video], tuple(files))) for video, files in missing.items()]
         with closing(self._outcomes(tasks, Progress(len(tasks), stage="written"), on_progress)) as done:
             for video, outcome in done:
@@ -489,8 +483,7 @@ class WriteStep:
         return attempt(video, lambda: self._write(video))
 
     def _write(self, video: str) -> tuple[str, ...]:
-        how = {name: getattr(self.options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
-        reader = open_video(video, **how)
+        reader = open_video(video, **self.options.opening)
         notes: list[str] = []
         try:
             for start in range(0, len(self.files), _AT_A_TIME):

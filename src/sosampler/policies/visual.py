@@ -308,7 +308,7 @@ _BLEND = (
     0.2,
     0.45,
 )  # of the change between two frames, what a mixture of them leaves over: surely one, and surely none
-_BLEND_CHANGE = 0.2  # so much must two frames differ, of 0..1, for a mixture of them to be told from movement
+_BLEND_CHANGE = 0.2  # so much must two frames differ, of 0..1, so that a mixture of them differs from movement
 _BLEND_SHARE = (0.1, 0.9)  # of the later frame in a mixture
 
 

@@ -173,8 +173,8 @@ def beliefs_in_order(
         there = (step < real)[:, None]
         seen = seen + np.where(there, of_seen[videos, frames], 0.0)
         rest = rest - np.where(there, of_rest[videos, frames], 0.0)
-        asked = np.minimum(step + 1, real)
-        beliefs[:, step] = _belief(settings, [seen, rest], [asked, real - asked], multi_label)
+        known = np.minimum(step + 1, real)
+        beliefs[:, step] = _belief(settings, [seen, rest], [known, real - known], multi_label)
     return beliefs
 
 

@@ -174,8 +174,8 @@ def find_sure(beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: I
     videos = np.arange(len(beliefs))
 
     def accuracy(sure: float) -> float:
-        asked = frames_to_ask(beliefs, sure, counts=counts)
-        return top1(beliefs[videos, asked - 1], labels)
+        needed = frames_to_ask(beliefs, sure, counts=counts)
+        return top1(beliefs[videos, needed - 1], labels)
 
     reference = top1(beliefs[:, -1], labels)
     lost = np.array([reference - accuracy(sure) for sure in _SURE])

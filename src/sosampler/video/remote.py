@@ -74,20 +74,24 @@ def check_schemes(schemes: Iterable[str], known: Sequence[str] = SCHEMES) -> tup
         raise InvalidArgument(f"schemes={schemes!r} must be a tuple of schemes, for example ({schemes!r},)")
     for scheme in (allowed := tuple(schemes)):
         if scheme not in known:
-            from sosampler.video.streams import SCHEMES as OF_STREAMS
-
-            what = "unknown"
-            if scheme in (*SCHEMES, *OF_STREAMS):  # of the other commands
-                what = "for `select` and `classify`" if scheme in SCHEMES else "for `watch`"
-            raise InvalidArgument(f"the scheme {scheme!r} is {what}; choose of: {', '.join(known)}")
+            raise InvalidArgument(f"the scheme {scheme!r} is {_whose(scheme)}; choose of: {', '.join(known)}")
     return allowed
+
+
+def _whose(scheme: str) -> str:
+    """Return which commands open a scheme that another one does not know."""
+    from sosampler.video.streams import SCHEMES as OF_STREAMS
+
+    if scheme in SCHEMES:
+        return "for `select` and `classify`"
+    return "for `watch`" if scheme in OF_STREAMS else "unknown"
 
 
 def scheme_of(address: str, schemes: Sequence[str], known: Sequence[str] = SCHEMES) -> str:
     """Return the scheme of an address if it may be opened."""
     scheme, name = address.split("://", 1)[0].lower(), shown_address(address)
     if scheme not in known:
-        raise VideoError(f"{name}: the scheme {scheme!r} is unknown; addresses begin with {', '.join(known)}")
+        raise VideoError(f"{name}: the scheme {scheme!r} is {_whose(scheme)}; addresses begin with {', '.join(known)}")
     if scheme not in schemes:
         raise VideoError(
             f"{name}: addresses are opened only where their scheme is allowed, by `select`, `classify` and `watch`; "
