@@ -397,7 +397,8 @@ def choosing(tasks: dict[str, Task]) -> dict[str, str]:
     for name, task in tasks.items():
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
-            policies[f"{name}+answer"] = task["out"]
+            # Without a classifier; and with the mean over frames, which every other method that chooses frames has.
+            policies |= {f"{name}+{answer}": task["out"] for answer in ("answer", "mean")}
         if task["sampler"] not in PICTURES:
             policies[f"{name}@{trials.UNIFORM}"] = task["out"]
     return policies

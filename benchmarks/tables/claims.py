@@ -214,7 +214,7 @@ def ocsampler_fails(files: Files) -> Iterable[Evidence]:
             )
             if ours is not None and theirs is not None:
                 yield _against_uniform(run_name(result), pair, theirs, ours, TITLES["paper"])
-    for key, found in files.get("systems_reels", {}).get("longer", {}).items():
+    for key, found in files.get("systems_reels_longer", {}).get("longer", {}).items():
         frames, candidates = (int(number) for number in key.split("/"))
         pair = frames, candidates
         names = [f"{who}, T={candidates}" for who in ("sosampler", "ocsampler")]

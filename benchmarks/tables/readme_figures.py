@@ -20,7 +20,7 @@ from sosampler.samplers.registry import OWN_RECIPE, TITLES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
-from benchmarks.tables.systems_table import ANSWER
+from benchmarks.tables.systems_table import ANSWER, MEAN, NAMES
 
 BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 README = BENCHMARKS.parent / "README.md"
@@ -29,15 +29,18 @@ BEGIN, END = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"
 Result = dict[str, Any]
 Files = Mapping[str, Result]  # by the name of the file without ".json"
 
-RECIPES = {
+ROWS = {
     "uniform": "uniform frames",
     "paper": TITLES["paper"],
     "authors": TITLES["authors"],
-    "default": f"**{TITLES['default']}**",
+    MEAN: NAMES[MEAN],
+    "sosampler": f"**{TITLES['default']}**",
     "semi-optimal": "oracle that knows the label (π_s)",
 }
 FRAMES, ALL = (1, 2, 3, 6), 10
 LEARNED = {
+    "paper": TITLES["paper"],
+    "authors": TITLES["authors"],
     "sosampler": TITLES["default"],
     "ocsampler": "OCSampler",
     "scsampler": "SCSampler",
@@ -66,50 +69,48 @@ ENGINE_BASELINES = {
 
 
 def headline(files: Files) -> str:
-    at = _cells(files)
+    at = _cells(files["systems_reels"])
     return (
         f"On untrimmed videos composed of sports images, {FRAMES[1]} of {ALL} frames chosen for a ResNet-50 give "
-        f"{_percent(at['default', FRAMES[1]]['top1'])} % top-1. {FRAMES[1]} uniform frames give "
+        f"{_percent(at['sosampler', FRAMES[1]]['top1'])} % top-1. {FRAMES[1]} uniform frames give "
         f"{_percent(at['uniform', FRAMES[1]]['top1'])} %, all {ALL} frames {_percent(at['all', ALL]['top1'])} %.\n"
     )
 
 
 def brings(files: Files) -> str:
     """Return the accuracy of SOSampler's recipes beside uniform frames and the oracle, and what stands beside it."""
-    result, at = files["samplers"], _cells(files)
-    test = result["reels"]["train, dev, test"][2]
-    classes = result["classifier"]["num_classes"]
+    result = files["systems_reels"]
+    at = _cells(result)
     lines = [
-        f"{test} test reels of {ALL} shots with unseen images. Some shots show one of {classes} sports, the others "
-        f"something else. Classifier: ResNet-50. Top-1 in %, mean of {len(result['seeds'])} seeds:",
+        f"{result['videos']['test']} test reels of {ALL} shots with unseen images. Some shots show one of "
+        f"{result['num_classes']} sports, the others something else. Classifier: ResNet-50. Every recipe had "
+        f"{result['trials_each']} trials on dev. Top-1 in %, mean of {len(result['seeds'])} seeds:",
         "",
         f"| frames for the classifier | {' | '.join(map(str, FRAMES))} | all {ALL} |",
         "|---" * (len(FRAMES) + 2) + "|",
     ]
-    for policy, name in RECIPES.items():
+    for policy, name in ROWS.items():
         cells = [_percent(at[policy, count]["top1"]) for count in FRAMES]
         if name.startswith("**"):
             cells = [f"**{cell}**" for cell in cells]
         everything = _percent(at["all", ALL]["top1"]) if policy == "uniform" else ""
         lines.append(f"| {name} | {' | '.join(cells)} | {everything} |")
-    two, everything = at["default", FRAMES[1]], at["all", ALL]
+    two, everything = at["sosampler", FRAMES[1]], at["all", ALL]
     lines += [
         "",
         *_more_epochs(files),
         f"{OWN_RECIPE}. {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames "
         f"cost {everything['gmacs']:.1f}.",
-        *_own_answer(files["systems_reels"]),
-        _beside_learned_methods(files["systems_reels"]),
+        *_own_answer(result),
+        _beside_learned_methods(result),
         _general(files["general_sampler"]),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _cells(files: Files) -> dict[tuple[str, int], Result]:
+def _cells(result: Result) -> dict[tuple[str, int], Result]:
     return {
-        (line["policy"], line["num_frames"]): line
-        for line in files["samplers"]["table"]
-        if line["num_candidates"] == ALL
+        (line["policy"], line["num_frames"]): line for line in result["table"] if line["num_candidates"] == ALL
     }
 
 
@@ -129,11 +130,11 @@ def _more_epochs(files: Files) -> list[str]:
     other = files.get("samplers_30_epochs")
     if other is None:
         return []
-    at, counts = _cells({"samplers": other}), (FRAMES[1], FRAMES[2])
+    at, counts = _cells(other), (FRAMES[1], FRAMES[2])
     told = " and ".join(f"{_percent(at['default', count]['top1'])} % with {count} frames" for count in counts)
     return [
         f"The classifier was trained for {files['samplers']['classifier']['epochs']} epochs, a choice made after test "
-        f"figures with {other['classifier']['epochs']} were known: with those, {TITLES['default']} has {told}, uniform "
+        f"figures with {other['classifier']['epochs']} were known: with those, {TITLES['default']} by the mean has {told}, uniform "
         f"frames {_percent(at['uniform', FRAMES[1]]['top1'])} % with {FRAMES[1]}, all {ALL} frames "
         f"{_percent(at['all', ALL]['top1'])} %."
     ]

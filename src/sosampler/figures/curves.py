@@ -124,7 +124,7 @@ COLOURS = {
 # Placeholders for the colours of the page in SVG; no figure has these by chance.
 _PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(COLOURS, start=3)}
 _SIZE = (5.7, 3.8)  # inches of one panel
-_LABEL_LETTERS = 22
+_LABEL_LETTERS = 26
 _FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
 _FRAMES_AXIS = "frames given to the classifier (N)"
 _LABEL_STEP = 0.06  # minimum distance of two labels, as a share of the panel's height
