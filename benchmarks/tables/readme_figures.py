@@ -109,9 +109,7 @@ def brings(files: Files) -> str:
 
 
 def _cells(result: Result) -> dict[tuple[str, int], Result]:
-    return {
-        (line["policy"], line["num_frames"]): line for line in result["table"] if line["num_candidates"] == ALL
-    }
+    return {(line["policy"], line["num_frames"]): line for line in result["table"] if line["num_candidates"] == ALL}
 
 
 def _own_answer(result: Result) -> list[str]:
@@ -134,8 +132,8 @@ def _more_epochs(files: Files) -> list[str]:
     told = " and ".join(f"{_percent(at['default', count]['top1'])} % with {count} frames" for count in counts)
     return [
         f"The classifier was trained for {files['samplers']['classifier']['epochs']} epochs, a choice made after test "
-        f"figures with {other['classifier']['epochs']} were known: with those, {TITLES['default']} by the mean has {told}, uniform "
-        f"frames {_percent(at['uniform', FRAMES[1]]['top1'])} % with {FRAMES[1]}, all {ALL} frames "
+        f"figures with {other['classifier']['epochs']} were known: with those, {TITLES['default']} by the mean has "
+        f"{told}, uniform frames {_percent(at['uniform', FRAMES[1]]['top1'])} % with {FRAMES[1]}, all {ALL} frames "
         f"{_percent(at['all', ALL]['top1'])} %."
     ]
 

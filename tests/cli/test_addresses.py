@@ -138,22 +138,17 @@ def test_addresses_that_would_share_a_name_are_refused(server: web.WebServer, cl
     assert listed_videos([f"{address}?id=1"] * 2, schemes=("http",)) == [f"{address}?id=1"]
 
 
+def test_a_text_file_is_a_list(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a b.mp4\n\n  http://h/c.mp4  \n/d.mp4\r\n")
+    found = listed_videos([str(tmp_path / "list.txt")], schemes=("http",))
+    assert found == [tmp_path / "a b.mp4", "http://h/c.mp4", Path("/d.mp4")]
+
+
 def test_other_commands_open_no_addresses(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"path,label\nhttps://u:{SECRET}@h/a.mp4,x\n")
     code, _, err = cli("https://h/a.mp4", command="ui")
     assert code == 2
     assert "by `select`, `classify` and `watch`" in err
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows"])
-def test_rows_are_not_written_to_addresses(
-    name: str, clip: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, _, err = cli(clip, "--out", f"s3://key:{SECRET}@bucket/{name}")
-    assert code == 2
-    assert "--out s3:...: rows are written to files here, not to addresses; upload them later" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
 
 
 # ---- parts

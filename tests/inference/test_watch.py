@@ -252,6 +252,20 @@ def test_a_named_pipe(tmp_path: Path) -> None:
     assert [numbers(window) for window in windows] == [[11, 33], [56]]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_named_pipe_that_nobody_writes_to(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(so.VideoError, match=r"pipe: gave nothing for 0\.2 seconds"):
+        list(so.watch(path, idle=0.2))
+    # A writer that comes later, but in time, is read.
+    thread = threading.Timer(0.5, path.write_bytes, args=(transport(60),))
+    thread.start()
+    windows = list(so.watch(path, 2, window=1.5, policy="uniform", idle=10))
+    thread.join(10)
+    assert [numbers(window) for window in windows] == [[11, 33], [56]]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot wait for pipes")
 def test_a_pipe_that_stalls() -> None:
     with pipe(transport(60), close=False) as file:

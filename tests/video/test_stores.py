@@ -18,6 +18,7 @@ import sosampler as so
 from sosampler.video import remote
 from sosampler.video.discover import listed_videos
 from sosampler.video.synthetic import read_number
+from tests.s3_server import s3_server
 
 SECRET = "s3cret"
 
@@ -168,23 +169,10 @@ def test_missing_packages_are_named(scheme: str, package: str, monkeypatch: pyte
 @pytest.fixture(scope="module")
 def s3(clip_bytes: bytes) -> Iterator[Callable[..., None]]:
     """An S3 server on this machine; gives a function that uploads."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("flask")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    import boto3
-
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.get_host_and_port()[1]}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="videos")
+    with s3_server(secret=SECRET) as client:
         for name in ("some/a.mp4", "some/b.mp4", "c.mp4", "notes.txt"):
             client.put_object(Bucket="videos", Key=name, Body=clip_bytes)
         yield lambda name, data: client.put_object(Bucket="videos", Key=name, Body=data)
-    server.stop()
 
 
 def test_s3(s3: Callable[..., None], clip_bytes: bytes) -> None:

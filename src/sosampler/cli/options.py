@@ -32,6 +32,7 @@ from sosampler.video.limits import TIMEOUT, Limits
 if TYPE_CHECKING:
     from sosampler.inference.many import RunSummary
     from sosampler.inference.rows import Row
+    from sosampler.inference.uploads import Upload
 
 # ---- options
 
@@ -59,7 +60,8 @@ Videos = Annotated[
     list[str],
     Argument(
         help="Video files, folders of videos, folders of frame images, patterns in quotes, addresses (with "
-        "--allow-scheme), or a CSV, JSONL or Parquet file with a column of paths."
+        "--allow-scheme), a CSV, JSONL or Parquet file with a column of paths, or a "
+        "text file with a path a line."
     ),
 ]
 Sampler = Annotated[Path | None, Option("--sampler", "-s", help="Folder of a trained sampler, which chooses frames.")]
@@ -119,7 +121,14 @@ Schemes = Annotated[
     Option("--allow-scheme", help="Open addresses that begin so: https, http, s3, gs or hf; may be repeated."),
 ]
 Out = Annotated[
-    Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
+    str | None,
+    Option(
+        "--out",
+        "-o",
+        metavar="<path>",
+        help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); or such a file at s3://, gs://, hf://. "
+        "Resumes.",
+    ),
 ]
 Bootstrap = Annotated[int, Option(help="Resamples for 95 % intervals; 0 for none.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out holds another run.")]
@@ -252,6 +261,18 @@ def check_ray_out(out: Path | None, what: str, *, overwrite: bool = False, **uns
             "--engine ray prints no rows; write them with --out FOLDER, or to a .parquet, .jsonl or .csv file"
         )
     return check_out(out, what, overwrite=overwrite)
+
+
+def place_of(out: str | None, *, overwrite: bool) -> tuple[Path | None, Upload | None]:
+    """Return where rows are written, and how they come to an address from there if --out is one."""
+    from sosampler.video.remote import is_address
+
+    if out is None or not is_address(out):
+        return (None if out is None else Path(out)), None
+    from sosampler.inference.uploads import Upload
+
+    upload = Upload.to(out, overwrite=overwrite)
+    return upload.file, upload
 
 
 # ---- progress
@@ -437,10 +458,15 @@ def run_and_report(
         if done.out is None:
             summary[what] = rows
         else:  # the rows are in the file
-            summary |= {"out": str(done.out), "num_written": done.num_rows, "num_done_before": done.num_before}
+            summary |= {
+                "out": done.uploaded or str(done.out),
+                "num_written": done.num_rows,
+                "num_done_before": done.num_before,
+            }
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
-        typer.echo(escaped(f"{done.num_rows} {what} written to {done.out}"), err=json_output or one)
+        place = done.uploaded or done.out
+        typer.echo(escaped(f"{done.num_rows} {what} written to {place}"), err=json_output or one)
     if done.num_with_notes and not one and done.out is not None:
         example = escaped(done.example_note or "")
         say(f"{done.num_with_notes} of {done.num_videos} videos have notes, such as: {example}")
@@ -449,6 +475,7 @@ def run_and_report(
     say_failures(done.failures)
     if done.failures:
         rest = "; the rest are done" if len(done.failures) < done.num_videos else ""
-        see = "" if done.failed_path is None else f"; see {done.failed_path}"
+        listed = done.failed_path if done.uploaded is None else f"{done.uploaded}.failed.jsonl"
+        see = "" if listed is None else f"; see {listed}"
         say(f"{len(done.failures)} of {done.num_videos} videos failed{rest}{see}")
     raise typer.Exit(1 if done.failures else 0)

@@ -112,23 +112,26 @@ def select_command(
                 f"--device {device} is for trained samplers, not for the policy {chosen.name!r}; leave it out"
             )
     options = SelectOptions(policy=chosen, **arguments)
+    place, upload = shared.place_of(out, overwrite=overwrite)
     work: Any
     if on_ray:
-        out = shared.check_ray_out(
-            out, "selections", overwrite=overwrite, save_frames=frames_folder, contact_sheet=sheet
+        place = shared.check_ray_out(
+            place, "selections", overwrite=overwrite, save_frames=frames_folder, contact_sheet=sheet
         )
         from sosampler.integrations.ray.cluster import RaySettings
         from sosampler.integrations.ray.rows import select_on_ray
 
         settings = RaySettings(address, decoders=workers)
-        work = partial(select_on_ray, out=out, options=options, settings=settings, device=device, overwrite=overwrite)
+        work = partial(select_on_ray, out=place, options=options, settings=settings, device=device, overwrite=overwrite)
     else:
         from sosampler.inference.many import SelectJob
 
-        work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
+        work = SelectJob(options, place, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
     paths = shared.shard_of(listed_videos(videos, leave_out=frames_folder, schemes=options.schemes), shard)
+    if upload is not None:
+        work = upload.after(work)
     shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray, metrics=metrics)
 
 
@@ -154,11 +157,15 @@ def _select_total(given: dict[str, Any], policy: Any) -> NoReturn:
         }
         name = flags.get(wrong[0], f"--{wrong[0].replace('_', '-')}")
         raise InvalidArgument(f"{name} does not go with --total, one budget for all videos; leave one of them out")
+    from sosampler.video.remote import is_address
+
     if given["out"] is None:
         raise InvalidArgument(f"--total {given['total']} writes images; give a folder for them with --out FOLDER")
+    if is_address(given["out"]):
+        raise InvalidArgument(f"--total {given['total']} writes a folder of images; give one here, not an address")
     from sosampler.inference.total import FAILED, FRAMES, SET_HERE, select_total
 
-    out, json_output = given["out"], given["json_output"]
+    out, json_output = Path(given["out"]), given["json_output"]
     with shared.show_progress("videos", lines=False) as show:
         done = select_total(
             given["videos"],
@@ -244,8 +251,9 @@ def classify_command(
     from sosampler.inference.rows import check_out
     from sosampler.video.discover import listed_videos
 
+    place, upload = shared.place_of(out, overwrite=overwrite)
     checked: Any = shared.check_ray_out if on_ray else check_out
-    target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
+    target: Any = checked(place, "predictions", overwrite=overwrite) if on_ray or place is not None else None
     paths = shared.shard_of(listed_videos(videos, schemes=arguments["schemes"]), shard)
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
@@ -276,4 +284,6 @@ def classify_command(
         from sosampler.inference.many import classify_videos
 
         work = partial(classify_videos, pipeline, out=target, overwrite=overwrite)
+    if upload is not None:
+        work = upload.after(work)
     shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray, metrics=metrics)

@@ -60,6 +60,7 @@ class RunSummary:
     same_label: str | None = None  # that all of many videos of this run got
     num_with_notes: int = 0  # videos of this run whose row has notes
     example_note: str | None = None  # the first of them
+    uploaded: str | None = None  # the address that `out` was uploaded to
 
     @property
     def failed_path(self) -> Path | None:

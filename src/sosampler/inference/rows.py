@@ -150,9 +150,7 @@ def check_out(out: Path, what: str, *, overwrite: bool = False) -> Path:
     suffix = out.suffix.lower()
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
         scheme = str(out).partition(":")[0]
-        raise InvalidArgument(
-            f"--out {scheme}:...: rows are written to files here, not to addresses; upload them later"
-        )
+        raise InvalidArgument(f"out={scheme}:...: is an address; give a file or a folder here, and upload it later")
     if out.is_dir() and suffix in (".jsonl", ".csv"):
         raise InvalidArgument(f"--out {out}: is a folder; give the name of a file")
     if suffix and not out.is_dir():

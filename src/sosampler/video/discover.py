@@ -1,4 +1,4 @@
-"""Find videos: files, folders of videos, frame dumps, glob patterns, addresses and lists (CSV, JSONL, Parquet)."""
+"""Find videos: files, folders of videos, frame dumps, patterns, addresses and lists (CSV, JSONL, Parquet, text)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def in_shard(video: Video, number: int, count: int) -> bool:
     return int.from_bytes(digest[:8], "big") % count == number
 
 
-LIST_SUFFIXES = (".csv", ".jsonl", ".parquet")
+LIST_SUFFIXES = (".csv", ".jsonl", ".parquet", ".txt")
 # The column of paths: as in a manifest, or as in the rows that `select` and `classify` write.
 _COLUMNS = ("path", "video")
 
@@ -126,7 +126,7 @@ def listed_videos(
 ) -> list[Video]:
     """Return all videos that the paths name, in order, each once.
 
-    A list (.csv, .jsonl, .parquet) stands for the videos in it; other paths are taken as in `expand`.
+    A list (.csv, .jsonl, .parquet, .txt) stands for the videos in it; other paths are taken as in `expand`.
 
     Relative paths of a list start at its folder; it may hold addresses, but lies in a file here. `schemes` are those of
     addresses that may be opened; in a store a pattern, or a folder with a slash at its end, stands for its videos.
@@ -145,7 +145,7 @@ def is_list(text: str | Path) -> bool:
 
 def read_list(path: Path) -> list[Video]:
     """Return the paths in a list file."""
-    read = {".csv": _csv_paths, ".jsonl": _jsonl_paths, ".parquet": _parquet_paths}[path.suffix.lower()]
+    read = _READERS[path.suffix.lower()]
     videos: list[Video] = [name if is_address(name) else path.parent / name for name in read(path)]
     if not videos:
         raise InvalidArgument(f"{path}: names no video; write one line per video")
@@ -199,3 +199,12 @@ def _parquet_paths(path: Path) -> Iterator[str]:
                 row += 1
     except (OSError, pa.ArrowException) as error:
         raise InvalidArgument(f"{path}: cannot be read as Parquet ({error}); write it again") from error
+
+
+def _text_paths(path: Path) -> Iterator[str]:
+    """A path or an address a line."""
+    for line, content in filled_lines(path):
+        yield _checked(content.strip(), at(path, line))
+
+
+_READERS = {".csv": _csv_paths, ".jsonl": _jsonl_paths, ".parquet": _parquet_paths, ".txt": _text_paths}

@@ -21,6 +21,7 @@ from sosampler.video.limits import MAX_STALL_SECONDS, Limits, TimeLimit
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 # What fsspec needs for a scheme, and what installs it.
 _PACKAGES = {"s3": "'sosampler[remote]'", "gs": "'sosampler[gcs]'", "hf": "fsspec huggingface_hub"}
+STORES = tuple(_PACKAGES)
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 BLOCK = 1 << 16
@@ -233,7 +234,7 @@ class StoreRanges:
         self.notes: list[str] = []
         self._time = TimeLimit(name, limits)
         self._store = store_of(address)
-        self._path = _path_in(self._store, address)
+        self._path = path_in_store(self._store, address)
         info = self._call(lambda: self._store.info(self._path))
         if info.get("type") != "file":
             raise VideoError(f"{name}: is a folder; end it with / to take all videos below it, or give a pattern")
@@ -257,7 +258,7 @@ class StoreRanges:
                 self.requests += 1
                 try:
                     return call_store(self._name, work, min(MAX_STALL_SECONDS, self._time.seconds_left))
-                except _Transient as error:
+                except Transient as error:
                     if attempt == self._limits.retries:
                         raise VideoError(str(error)) from None
                     time.sleep(pause(attempt))
@@ -267,7 +268,7 @@ class StoreRanges:
         """Nothing is kept open."""
 
 
-class _Transient(Exception):
+class Transient(Exception):
     """A failure that may be over at the next attempt; its text is a sentence."""
 
 
@@ -289,13 +290,17 @@ def store_of(address: str) -> Any:
         ) from None
 
 
-def _path_in(store: Any, address: str) -> Any:
+def path_in_store(store: Any, address: str) -> Any:
+    """Return an address as its file system names it."""
     scheme, rest = address.split("://", 1)
     return store._strip_protocol(f"{scheme.lower()}://{rest}")
 
 
-def call_store(name: str, work: Callable[[], Any], seconds: float) -> Any:
-    """Call fsspec within a time. What it says on errors is not shown: it may hold addresses and keys."""
+def call_store(name: str, work: Callable[[], Any], seconds: float, *, verb: str = "read") -> Any:
+    """Call fsspec within a time; `verb` is for messages.
+
+    What it says on errors is not shown: it may hold addresses and keys.
+    """
     from sosampler._util.workers import within
 
     try:
@@ -303,7 +308,7 @@ def call_store(name: str, work: Callable[[], Any], seconds: float) -> Any:
     except FileNotFoundError:
         raise VideoError(f"{name}: not found; check the address") from None
     except TimeoutError:
-        raise _Transient(
+        raise Transient(
             f"{name}: the server does not answer within {seconds:g} seconds; try again, or raise the limit with "
             "--retries or Limits(retries=...)"
         ) from None
@@ -313,11 +318,11 @@ def call_store(name: str, work: Callable[[], Any], seconds: float) -> Any:
             raise VideoError(f"{name}: the credential has expired; get a new one, and run it again") from None
         if isinstance(error, PermissionError) or "Credential" in kind:
             raise VideoError(
-                f"{name}: access is denied ({kind}); put a credential that may read it where fsspec looks, such as the "
+                f"{name}: access is denied ({kind}); put a credential that may do this where fsspec looks, such as the "
                 "variables of the cloud's own tools"
             ) from None
-        raise _Transient(
-            f"{name}: cannot be read ({kind}); check the address and the connection, or try again"
+        raise Transient(
+            f"{name}: cannot be {verb} ({kind}); check the address and the connection, or try again"
         ) from None
 
 
@@ -334,14 +339,14 @@ def has_pattern(address: str) -> bool:
     (True, True, False)
     """
     scheme = address.split("://", 1)[0].lower()
-    return scheme in _PACKAGES and (address.endswith("/") or re.search(r"[*?\[]", address) is not None)
+    return scheme in STORES and (address.endswith("/") or re.search(r"[*?\[]", address) is not None)
 
 
 def expand_address(address: str, schemes: Sequence[str], suffixes: Iterable[str]) -> list[str]:
     """Return the videos that a pattern (`s3://bucket/*.mp4`) or a folder (`s3://bucket/folder/`) stands for."""
     scheme, name = scheme_of(address, check_schemes(schemes)), shown_address(address)
     store = store_of(address)
-    path = _path_in(store, address)
+    path = path_in_store(store, address)
     endings = tuple(suffixes)
 
     def names() -> list[str]:
@@ -350,7 +355,7 @@ def expand_address(address: str, schemes: Sequence[str], suffixes: Iterable[str]
 
     try:
         paths = call_store(name, names, LISTING_SECONDS)
-    except _Transient as error:
+    except Transient as error:
         raise VideoError(str(error)) from None
     if not paths:
         raise InvalidArgument(f"{name}: there is no video; check the address, and quote it against the shell")

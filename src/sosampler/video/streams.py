@@ -135,10 +135,12 @@ def _open_file(path: str, idle: float) -> _Bytes:
         status = os.stat(path)
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
             raise VideoError(f"{path}: is neither a file nor a pipe; give one, or a camera as {CAMERA}NAME")
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `stop`
+        is_pipe = stat.S_ISFIFO(status.st_mode)
+        # A pipe that nobody writes to yet would hold `open` for ever; `_open_pipe` waits as long as allowed.
+        file = open(path, "rb", buffering=0, opener=_open_at_once if is_pipe else None)  # noqa: SIM115 - see `stop`
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise VideoError(f"{path}: cannot be read ({_reason(error)}); check the name and its permissions") from error
-    if stat.S_ISFIFO(status.st_mode):
+    if is_pipe:
         return _open_pipe(file, idle, path, file.close)
 
     def read(size: int) -> bytes:
@@ -148,6 +150,12 @@ def _open_file(path: str, idle: float) -> _Bytes:
         return data
 
     return _Bytes(read, file.close)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _open_pipe(file: Any, idle: float, name: str, close: Callable[[], None] = lambda: None) -> _Bytes:
