@@ -147,7 +147,7 @@ def test_files_of_systems_stand_in_for_what_is_not_there(scripts: dict[str, Modu
     longer = {"16/60": {"rows": [told("sosampler, T=60", 0.05, (16, 60)), told("ocsampler, T=60", 0.03, (16, 60))]}}
     files = {
         "systems_yoga": {"test": {"rows": rows}},
-        "systems_reels": {"longer": longer},
+        "systems_reels_longer": {"longer": longer},
         "samplers": {"rows": [told("default#0", 0.2), told("default#1", 0.22)]},
     }
     claims = scripts["claims"]
@@ -240,13 +240,13 @@ def test_the_first_page_answers_by_the_figures(scripts: dict[str, ModuleType]) -
     files = {"systems_reels": rows(0.2, 0.01), "systems_yoga": rows(0.01, 0.02), "systems_airtlab": rows(-0.1, 0.05)}
     text = page.front(files, {}, None, [])
     assert "Yes on reels: +20.0 (+19.0 to +21.0). Not shown on yoga: +1.0 (-1.0 to +3.0). No on airtlab: -10.0" in text
-    cells = {"uniform": 0.5, "default": 0.9, "paper": 0.7, "authors": 0.8, "semi-optimal": 0.95}
+    cells = {"uniform": 0.5, "sosampler": 0.9, "paper": 0.7, "authors": 0.8, "semi-optimal": 0.95}
     table = [
         {"policy": name, "num_frames": 2, "num_candidates": 10, "top1": top1, "gmacs": 5.91}
         for name, top1 in cells.items()
     ]
     table.append({"policy": "all", "num_frames": 10, "num_candidates": 10, "top1": 0.75, "gmacs": 24.66})
-    text = page.front({"samplers": {"table": table}}, {}, None, ["reels"])
+    text = page.front({"systems_reels": {"table": table}}, {}, None, ["reels"])
     assert "2 of 10 frames of SOSampler+: 90.0 % top-1. Uniform frames: 50.0 %. All ten frames: 75.0 %." in text
     assert "5.9 GMACs a video for sampler and classifier, 24.7 for all ten frames" in text
     assert "(results/reels.md)" in text

@@ -72,7 +72,14 @@ def training(bank: Path, out: Path, before: str = "") -> Iterator[subprocess.Pop
     code = f"import sys\n{before}\n{MAIN}\nmain()"
     arguments = [sys.executable, "-c", code, "train", str(bank), "--out", str(out), *SMALL]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started = subprocess.Popen(arguments, **pipes, text=True, start_new_session=True)
+    started = subprocess.Popen(
+        arguments,
+        **pipes,
+        text=True,
+        start_new_session=True,
+        # A shell starts background jobs (`make test &`) with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         yield started
     finally:

@@ -106,7 +106,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_pipeline_evaluate_and_a_worker_agree(world: World, answer: str) -> None:
     pipe = world.pipeline(answer=answer)
     found = pipe(world.videos)
-    fast = world.pipeline(answer=answer).warm_up()(world.videos)
+    fast = world.pipeline(answer=answer, precision="float32").warm_up()(world.videos)
     named = {f"s+{answer}": world.sampler}
     res = evaluate(
         world.bank, named, num_frames=2, num_candidates=T, bootstrap=0, device="cpu", classifier=world.classifier

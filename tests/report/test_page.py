@@ -324,7 +324,7 @@ def test_pairs_make_one_curve_where_frames_grow_with_candidates() -> None:
         "Accuracy against the number of frames, 2 of 6, 4 of 12",
         "Accuracy against cost, 2 of 6, 4 of 12",
     ]
-    assert f"● …{'x' * 21}<" in figures[0].svg  # a name that would take half of the figure
+    assert f"● …{'x' * 25}<" in figures[0].svg  # a name that would take half of the figure
     crossed = [row("uniform", 2, 0.5, num_candidates=count) for count in (6, 12)]
     assert accuracy_figures(crossed, "top1") == []
 

@@ -140,7 +140,20 @@ def listed_videos(
 
 def is_list(text: str | Path) -> bool:
     path = Path(text)
-    return not is_address(text) and path.suffix.lower() in LIST_SUFFIXES and not path.is_dir()
+    if is_address(text) or path.suffix.lower() not in LIST_SUFFIXES or path.is_dir():
+        return False
+    return path.suffix.lower() != ".txt" or not path.is_file() or _names_a_video(path)
+
+
+def _names_a_video(path: Path) -> bool:
+    """Return whether the first lines of a text file name a video: else it is notes, or a video with an odd name."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(65536).splitlines()[:100]
+    except OSError:  # reading the list says why
+        return True
+    names = [os.fsdecode(line).strip() for line in lines if line.strip() and b"\0" not in line]
+    return any(is_address(name) or os.path.exists(path.parent / name) for name in names)
 
 
 def read_list(path: Path) -> list[Video]:
