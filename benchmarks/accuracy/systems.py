@@ -5,7 +5,8 @@
 
 BANK has train, dev and test. The stages, which `--stage` runs one at a time, and all of which go on after a kill:
 
-- features: the classifier's answers about all frames, its features, and those of a light network go into the bank.
+- features: the classifier's answers about all frames, its features, those of a light network and those of networks
+  that systems bring go into the bank.
 - tune: every learned method has the same number of trials (systems_trials.py), each trained with the first seed. A
   trial counts by its best dev metric over the numbers of frames, or values of its dial, that cost on the mean no more
   than six evenly spread frames. `--tune-bank` is another bank for this, whose dev shares no pictures with its train
@@ -15,6 +16,9 @@ BANK has train, dev and test. The stages, which `--stage` runs one at a time, an
   time, on test.
 - train-longer: `--longer N/T=BANK ...` have longer videos, train and test: SOSampler and OCSampler are trained there.
 - longer: both of them on the longer videos, as trained on BANK and as trained there.
+
+Methods may be measured beside each other, each with its own --out that began as a copy; `--take FILES --methods ...`
+then takes their trials and rows into one.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +41,12 @@ import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler._util.hardware import usable_cores
 from sosampler.baselines.base import light_network
+from sosampler.baselines.recipe import BaselineRecipe, read_baseline_recipe
 from sosampler.baselines.registry import baseline_class, list_systems
 from sosampler.errors import MissingDependency, SosamplerError
 from sosampler.samplers.recipe import read_recipe
 from sosampler.samplers.registry import RECIPES
+from sosampler.training.baseline_data import FeatureSource, feature_sources, keep_features
 from sosampler.training.optim import settled_precision
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
@@ -104,6 +112,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=None, help="At most; default: those of the recipes.")
     parser.add_argument("--longer", nargs="+", default=[], metavar="N/T=BANK")
     parser.add_argument("--stage", choices=list(STAGES), default=None)
+    parser.add_argument("--take", type=Path, nargs="+", default=[], help="Files of other methods; measure nothing.")
     arguments = parser.parse_args()
     lacking = [method for method in trials.NETWORKS if arguments.networks is None]
     arguments.methods = arguments.methods or [method for method in TRIALS if method not in lacking]
@@ -111,6 +120,9 @@ def main() -> None:
         raise SystemExit(f"{', '.join(impossible)} need networks of their own; make them with networks.py, --networks")
     results = Results(arguments.out)
     begin(arguments, results)
+    if arguments.take:
+        take(arguments, results)
+        return tabulate(arguments, results)
     for name, stage in STAGES.items():
         if arguments.stage in (None, name):
             started = time.perf_counter()
@@ -123,24 +135,51 @@ def main() -> None:
 
 
 def add_features(arguments: argparse.Namespace, results: Results) -> None:
-    """What trainings read is in the banks before several of them start."""
+    """What trainings read is in the banks before several of them start; each bank has a process of its own."""
     banks = [arguments.bank] + ([arguments.tune_bank] if arguments.tune_bank is not None else [])
-    if all(_has_all(so.Bank(bank), results.data) for bank in banks):
-        return
-    classifier = so.create_classifier(arguments.classifier, device=device())
-    light = light_network(arguments.sampler_weights).to(device())
-    fingerprint = classifier.fingerprint()
-    for bank in banks:
-        teach(bank, classifier)
-        kept = so.Bank(bank).feature_sets
-        for network in (classifier, light):
-            network.precision = _precision(kept.values(), network.fingerprint(), "computed_in")
-            so.add_features(bank, network)
-        print(f"answers and features for {bank.name} are there", flush=True)
-    results.put(
-        classifier={"name": classifier.name, "fingerprint": fingerprint, "gmacs": classifier.gmacs(1)},
-        light={"fingerprint": light.fingerprint(), "gmacs": light.gmacs(1)},
-    )
+    if not all(_has_all(so.Bank(bank), results.data) for bank in banks):
+        classifier, light = so.create_classifier(arguments.classifier), light_network(arguments.sampler_weights)
+        results.put(
+            classifier={
+                "name": classifier.name,
+                "fingerprint": classifier.fingerprint(),
+                "gmacs": classifier.gmacs(1),
+            },
+            light={"fingerprint": light.fingerprint(), "gmacs": light.gmacs(1)},
+        )
+    with ProcessPoolExecutor(len(banks), multiprocessing.get_context("spawn")) as processes:
+        for done in [processes.submit(add_to_bank, arguments, bank) for bank in banks]:
+            print(done.result(), flush=True)
+
+
+def add_to_bank(arguments: argparse.Namespace, path: Path) -> str:
+    """The classifier's answers; its features, those of the light network, and those of networks that systems bring."""
+    begin, results = time.perf_counter(), Results(arguments.out)
+    if not _has_all(so.Bank(path), results.data):
+        classifier = so.create_classifier(arguments.classifier, device=device())
+        teach(path, classifier)
+        for network in (classifier, light_network(arguments.sampler_weights).to(device())):
+            known = so.Bank(path).feature_sets.values()
+            network.precision = _precision(known, network.fingerprint(), "computed_in")
+            so.add_features(path, network)
+    sources: dict[str, FeatureSource] = {}
+    for method in arguments.methods:
+        if method in SOURCES and method not in trials.PIXELS:
+            for settings in TRIALS[method][: arguments.trials]:
+                given = SOURCES[method](arguments)
+                networks = {name: given.pop(name) for name in ("classifier", "weights", "features") if name in given}
+                recipe = read_baseline_recipe(method, **settings, **given)
+                found = feature_sources(so.Bank(path), recipe.without_weights(), **_own(arguments, networks, recipe))
+                sources |= {source.fingerprint: source for source in found.values()}
+    keep_features(so.Bank(path), list(sources.values()), device=device(), say=lambda text: print(text, flush=True))
+    return f"answers and features for {path.name} are there: {time.perf_counter() - begin:.0f} s"
+
+
+def _own(arguments: argparse.Namespace, networks: Task, recipe: BaselineRecipe) -> Task:
+    """Where a system reads features of the classifier itself, those are meant that the bank has."""
+    if "heavy" in recipe.feature_sets:
+        networks["classifier"] = Results(arguments.out)["classifier"]["fingerprint"]
+    return networks
 
 
 def _has_all(bank: so.Bank, result: dict[str, Any]) -> bool:
@@ -181,7 +220,7 @@ def task_of(
     method: str,
     settings: Settings,
     seed: int,
-    epochs: int | None,
+    epochs: int | dict[str, int] | None,
     bank: Path | None = None,
 ) -> Task:
     """Arguments of `so.train`. The folder's name follows from them, so that a run is found again."""
@@ -265,32 +304,16 @@ def train_all(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str
     light = {(task["bank"], str(task["light"])) for task in features.values() if "light" in task}
     for bank, folder in sorted(pair for pair in light if (Path(pair[1]) / "config.json").is_file()):
         so.add_features(bank, so.load_sampler(folder, device=device()))
-    first, others = _first_of_each(features | heavy)
     with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
-        for one in first:
-            replies |= trainers.train({one: left[one]}, done)
-        replies |= trainers.train({name: heavy[name] for name in others if name in heavy}, done)
+        replies |= trainers.train(heavy, done)
     # Small steps of small layers: a GPU waits for the core that feeds it, so each core feeds it.
     parallel = usable_cores() if device() == "cuda" else arguments.parallel
     with Trainers(parallel, arguments.work / "logs") as trainers:
-        return replies | trainers.train({name: features[name] for name in others if name in features}, done)
-
-
-def _first_of_each(tasks: dict[str, Task]) -> tuple[list[str], list[str]]:
-    """Return the first tasks of a system on a bank that compute features with networks of its own, and the others.
-
-    Only one process may write features into a bank.
-    """
-    first: dict[tuple[str, str, int], str] = {}
-    for name, task in tasks.items():
-        if task["sampler"] in SOURCES:
-            first.setdefault((task["bank"], task["sampler"], task.get("patch", 0)), name)
-    return [*first.values()], [name for name in tasks if name not in first.values()]
+        return replies | trainers.train(features, done)
 
 
 def trial_task(arguments: argparse.Namespace, results: Results, method: str, settings: Settings) -> Task:
-    shorter = arguments.trial_epochs if method in PICTURES else None
-    epochs = shorter or arguments.epochs
+    epochs = trials.trial_epochs(method, arguments.trial_epochs) or arguments.epochs
     return task_of(arguments, results, method, settings, arguments.seeds[0], epochs, arguments.tune_bank)
 
 
@@ -446,9 +469,34 @@ def measure_new(
     first = not known["rows"]
     policies = named(rules if first else ["uniform"], {}) | choosing(new)  # all are compared with uniform frames
     found = measured(arguments, policies, split, bank=bank)
-    rows = [row for row in known["rows"] if not any(trials.is_of(row["policy"], name) for name in new)]
-    rows += [row for row in found.pop("rows") if first or row["policy"] != "uniform"]
-    results.put(**{split: {**found, "runs": known["runs"] | runs, "rows": rows}})
+    if not first:
+        found["rows"] = [row for row in found["rows"] if row["policy"] != "uniform"]
+    results.put(**{split: _with_rows(known, {**found, "runs": {name: runs[name] for name in new}})})
+
+
+def _with_rows(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The result of a split with the rows of what was found now in place of earlier ones of the same trainings."""
+    rows = [row for row in known["rows"] if not any(trials.is_of(row["policy"], name) for name in found["runs"])]
+    return {**found, "runs": known["runs"] | found["runs"], "rows": [*rows, *found["rows"]]}
+
+
+def take(arguments: argparse.Namespace, results: Results) -> None:
+    """Take the trials and rows of methods that were measured beside, with the same classifier and the same banks."""
+    for path in arguments.take:
+        other = Results(path)
+        if any(results[key] != other[key] for key in ("asked", "classifier", "videos", "trials_each")):
+            raise SystemExit(f"{path}: is not of the same classifier, banks and trials as {results.path}")
+        methods = [method for method in arguments.methods if f"{method}#{arguments.seeds[0]}" in other["test"]["runs"]]
+        parts: dict[str, Any] = {
+            "chosen": results["chosen"] | {method: other["chosen"][method] for method in methods},
+            "trials": results["trials"]
+            | {name: trial for name, trial in other["trials"].items() if name.partition("#")[0] in methods},
+        }
+        for split in ("dev", "test"):
+            own = {name: run for name, run in other[split]["runs"].items() if name.partition("#")[0] in methods}
+            rows = [row for row in other[split]["rows"] if any(trials.is_of(row["policy"], name) for name in own)]
+            parts[split] = _with_rows(results[split], {**results[split], "runs": own, "rows": rows})
+        results.put(**parts)
 
 
 def evaluate(arguments: argparse.Namespace, results: Results) -> None:
@@ -457,10 +505,15 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
     if missing:
         raise SystemExit(f"{', '.join(missing)}: not trained yet; run --stage train first")
     judged = judged_tasks(arguments, results)
-    metric = results["metric"]
     rules = [*trials.RULES, *trials.SELECTORS]
     measure_new(arguments, results, "dev", judged, rules, bank=arguments.tune_bank)
     measure_new(arguments, results, "test", tasks, [*rules, *trials.ORACLES])
+    tabulate(arguments, results)
+
+
+def tabulate(arguments: argparse.Namespace, results: Results) -> None:
+    """Means over seeds, and the place of each method at the budget."""
+    metric = results["metric"]
     dev, test = (trials.means(results[split]["rows"], metric) for split in ("dev", "test"))
     budget = trials.budget_of(dev)
     results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, metric, budget))

@@ -161,10 +161,25 @@ SAMPLERS = {"paper": "sosampler", "authors": "sosampler"}  # methods that are re
 PICTURES = ("sosampler", "paper", "authors", "ocsampler", "scsampler")
 # Systems that run networks on pictures or patches in training; those that are left read features
 HEAVY = ("adafocus", "adafuse", "ada3d")
+# Systems that read pixels, and how they divide the epochs of a trial where trials on pictures are shorter
+PIXELS: dict[str, dict[str, float]] = {"adafuse": {"drawn": 0.75, "likeliest": 0.25}, "ada3d": {"policy": 1.0}}
 # Folders of networks.py that a system needs
 NETWORKS = {"ar-net": ("r34", "r18"), "videoiq": ("any_precision",), "ada3d": ("slowonly",)}
 
 UNIFORM, OWN_CLASSIFIER = "uniform", ", uniform frames"
+
+
+def trial_epochs(method: str, shorter: int | None) -> int | dict[str, int] | None:
+    """Epochs of a trial; None: those of the recipe.
+
+    >>> trial_epochs("paper", 4), trial_epochs("adafuse", 4), trial_epochs("marl", 4)
+    (4, {'drawn': 3, 'likeliest': 1}, None)
+    """
+    if shorter is None or method in PICTURES:
+        return shorter
+    shares = PIXELS.get(method)
+    return None if shares is None else {phase: max(1, round(share * shorter)) for phase, share in shares.items()}
+
 
 _POLICY = re.compile(r"(?P<base>[^#@+]+)(#(?P<seed>\w+))?(?P<method>\+\w+)?(@(?P<dial>.+))?")
 

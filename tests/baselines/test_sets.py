@@ -240,6 +240,15 @@ def test_features_go_to_a_device_with_room_for_them(bank: so.Bank) -> None:
     assert near_device(views, torch.device("cpu")) is views
 
 
+def test_pixels_go_to_a_device_with_room_for_them(bank: so.Bank) -> None:
+    views, _ = bank_views(bank, heavy="heavy", frames=SIDE, num_candidates=5)
+    size = 4 * 5 * (4 * 2 + 3 * SIDE * SIDE)  # videos, candidates, bytes of features and of pixels
+    near = near_device(views, torch.device("cpu"), max_bytes=size)
+    assert isinstance(near.sets["frames"], torch.Tensor)
+    assert torch.equal(near["frames"], views["frames"])
+    assert not isinstance(near_device(views, torch.device("cpu"), max_bytes=size - 1).sets["frames"], torch.Tensor)
+
+
 def test_learning_rates_by_parameter(bank: so.Bank) -> None:
     class Slow(Mixed):
         def lr_factors(self, phase: str) -> dict[nn.Parameter, float]:

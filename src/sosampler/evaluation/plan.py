@@ -569,7 +569,7 @@ def run_baselines(
 ) -> dict[Cell, tuple[Tally, Spent]]:
     """Run every baseline with each number of candidates, on the videos in their order.
 
-    Features are read for some videos at a time, once for all baselines, in the precision of the bank.
+    Features and pixels are read for some videos at a time, once for all baselines, in the precision of the bank.
 
     Returns:
         By cell its predictions and its cost. `Tally.slots` [V, T] are the stored frames that went through the heavy
@@ -594,13 +594,17 @@ def run_baselines(
             for row, features_of in ready
             if row.num_frames <= num_candidates
         ]
-        size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in stored_sets.values()))))
+        width = sum(stored.width for stored in stored_sets.values()) + sum(3 * side * side for side in sides)
+        size = max(1, _MAX_NUMBERS // (num_candidates * max(1, width)))
         for begin in range(0, len(videos) if runs else 0, size):
             indices = np.arange(begin, min(begin + size, len(videos)))
             slots, counts = videos.candidates(indices, num_candidates)
             features = {name: _features(stored, videos, indices, slots) for name, stored in stored_sets.items()}
             rows_of_bank = [videos.positions[index] for index in indices.tolist()]
-            raw: dict[Any, LazySet] = {side: StoredFrames(bank, rows_of_bank, slots, side) for side in sides}
+            # Decoded once for all runs, of which there is one a threshold.
+            raw: dict[Any, Tensor | LazySet] = {
+                side: StoredFrames(bank, rows_of_bank, slots, side)[torch.arange(len(indices))] for side in sides
+            }
             if any(AUDIO in row.system.feature_sets for row in rows):
                 raw[AUDIO] = StoredSpectra(bank, rows_of_bank, slots)
             mask = torch.from_numpy(np.arange(num_candidates) < counts[:, None])
@@ -638,7 +642,7 @@ class _BaselineRun:
         indices: Indices,
         slots: Indices,
         features: Mapping[str, Tensor],
-        raw: Mapping[Any, LazySet],  # pixels by the side of their squares, and sound
+        raw: Mapping[Any, Tensor | LazySet],  # pixels by the side of their squares, and sound
         mask: Tensor,
     ) -> None:
         system = self._row.system

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from sosampler.video.candidates import uniform_positions
 # The kinds of network whose features may be given by the network's name, by the set that they are for.
 _KINDS = {"heavy": ["classifier"], "light": ["sampler"]}
 _ALL_KINDS = ["classifier", "sampler"]
+_VIDEOS_A_READ = 64  # whose pixels are in the memory of the CPU at a time, where a GPU has room for all
 _BATCHES_AHEAD = 2  # that are read while the network trains
 _PRECISION = "float16"  # in which features are stored, unless they are too large for it
 _MAX_BYTES = 32 << 30  # of maps and patches, in half precision
@@ -330,16 +332,24 @@ def _features(bank: Bank, name: Any, rows: list[int], positions: list[np.ndarray
 
 
 def near_device(views: Views, device: torch.device, max_bytes: int | None = None) -> Views:
-    """Copy the features to a GPU that has room for them, so that batches need not be; pixels stay in the bank.
+    """Copy the features to a GPU that has room for them, so that batches need not be, and then pixels likewise.
 
     `max_bytes`: that they may take; None: a fourth of the memory that is free there, and none of the CPU's.
     """
     if max_bytes is None:
         max_bytes = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 0
     features = {name: values for name, values in views.sets.items() if isinstance(values, Tensor)}
-    if sum(values.nbytes for values in features.values()) > max_bytes:
+    free = max_bytes - sum(values.nbytes for values in features.values())
+    if free < 0:
         return views
     moved = {name: values.to(device) for name, values in features.items()}
+    frames = views.sets.get(FRAMES)
+    if isinstance(frames, StoredFrames) and math.prod(frames.shape) <= free:  # uint8: a byte a number
+        moved[FRAMES] = torch.empty(frames.shape, dtype=torch.uint8, device=device)
+        for rows in torch.arange(len(views)).split(_VIDEOS_A_READ):
+            moved[FRAMES][rows] = frames[rows].to(device)
+    if not moved:
+        return views
     return Views({**views.sets, **moved}, None if views.mask is None else views.mask.to(device))
 
 

@@ -88,7 +88,8 @@ def train_baseline(
     Features that are not in the bank yet are computed for all of its videos first, which is most of the work and
     resumes after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
     Features of all stored frames of the split are in memory, 2 bytes a number, or 4 where they are stored in float32;
-    pixels are decoded, and sound is read, for each batch.
+    pixels are decoded, and sound is read, for each batch; pixels once, where a fourth of a GPU's free memory holds
+    them.
     Each epoch shows other T of these, as for samplers. T is at most the frames of the longest video, and no baseline
     sees more frames than in its training.
 
@@ -234,6 +235,7 @@ def _train(
     measured["metric"] = metric = "mAP" if bank.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **sets)
+        views = near_device(views, torch.device(device))
         scores = measure_baseline(baseline, views, labels, prices, metric=metric)
         measured["dev"] = scores.pop(metric)
         measured |= {f"dev_{key}": value for key, value in scores.items()}
