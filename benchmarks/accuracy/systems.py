@@ -267,11 +267,7 @@ def _of_adafuse(arguments: argparse.Namespace) -> Task:
 
 
 def _of_ada3d(arguments: argparse.Namespace) -> Task:
-    classifier = so.create_classifier(arguments.networks / "slowonly")
-    seen = {"size": classifier.preprocessing.size[0], "resize": classifier.preprocessing.resize}
-    stride = bool(classifier.options.get("stride_on_1x1", False))
-    folder = str(arguments.networks / "slowonly")
-    return {**_of_weights(arguments), "classifier": folder, **seen, "stride_on_1x1": stride}
+    return {**_of_weights(arguments), "classifier": str(arguments.networks / "slowonly")}
 
 
 # What `so.train` is given of the networks, for systems that need more than the features that all share

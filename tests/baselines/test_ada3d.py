@@ -414,7 +414,7 @@ def test_the_recipe() -> None:
     recipe = read_baseline_recipe("ada3d")
     assert recipe.feature_sets == (FRAMES, "light")
     assert recipe.needs_light
-    assert recipe.epochs == {"policy": 30, "joint": 0}
+    assert recipe.epochs == {"policy": 12, "joint": 0}
 
 
 # ---- bad input
@@ -442,7 +442,7 @@ def test_it_refuses_other_classifiers_and_clips() -> None:
         (None, "of slowonly_r50, but the classifier is none"),
         (resnet, "of slowonly_r50, but the classifier is timm:test_resnet"),
         (classifier_of(num_classes=5), "has 5 classes, but the bank has 3"),
-        (classifier_of(size=24), r"sees other pixels .*--set size=24"),
+        (classifier_of(size=24), "size=.* of ada3d is not that of the classifier slowonly_r50, 24; leave size out"),
     ):
         with pytest.raises(InvalidArgument, match=text):
             system.take_networks({"heavy": classifier}, None)
@@ -457,5 +457,22 @@ def test_it_takes_the_weights_of_its_classifier() -> None:
         nn.init.zeros_(weight)
     classifier = classifier_of()
     system.take_networks({"heavy": classifier}, None)
+    output = system.with_threshold(0).run(views)
+    assert torch.allclose(output.probabilities, classifier.clip_probs(views[FRAMES]), atol=1e-5)
+
+
+def test_it_sees_frames_as_its_classifier() -> None:
+    views, pixels = some_views(2), Preprocessing(size=(24, 24), resize=FULL)  # with the mean and std of ImageNet
+    names = [str(number) for number in range(C)]
+    classifier = SpacetimeClassifier(
+        SlowOnly(C, True).eval(),
+        name="slowonly_r50",
+        preprocessing=pixels,
+        class_names=names,
+        options={"stride_on_1x1": True},
+    )
+    system = system_of(size=None, resize=None)
+    system.take_networks({"heavy": classifier}, None)
+    assert (system.config["size"], system.config["stride_on_1x1"], system.frame_size) == (24, True, FULL)
     output = system.with_threshold(0).run(views)
     assert torch.allclose(output.probabilities, classifier.clip_probs(views[FRAMES]), atol=1e-5)

@@ -20,7 +20,7 @@ layer, and the selection. Its answers are those of the classifier, which needs t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,11 @@ class Ada3D(Baseline):
         alpha: float = 0.8,  # bound of probabilities in training
         frames_penalty: float = 1.0,  # reward of frames for a wrong answer, times −1; larger keeps more
         convs_penalty: float = 1.0,  # the same for convolutions
-        size: int = 224,  # pixels a side that the 3-D network sees
-        resize: int = 256,  # short side of the frames from which they are cropped
-        stride_on_1x1: bool = False,  # as the classifier
+        size: int | None = None,  # pixels a side that the 3-D network sees; None: that of the classifier it starts from
+        resize: int | None = None,  # short side of the frames from which they are cropped; None: likewise
+        mean: Sequence[float] | None = None,  # of RGB in 0..1; None: likewise
+        std: Sequence[float] | None = None,
+        stride_on_1x1: bool | None = None,
         network_lr: float = 0.01,  # learning rate of the 3-D network in phase "joint", as a share of the other
         keep: float = 0.5,  # frames and convolutions with a probability above this are used
         multi_label: bool = False,  # probabilities by sigmoid instead of softmax
@@ -84,16 +86,18 @@ class Ada3D(Baseline):
             "alpha": float(alpha),
             "frames_penalty": check_float("frames_penalty", frames_penalty, at_least=0),
             "convs_penalty": check_float("convs_penalty", convs_penalty, at_least=0),
-            "size": check_int("size", size),
-            "resize": check_int("resize", resize, at_least=size),
-            "stride_on_1x1": check_bool("stride_on_1x1", stride_on_1x1),
+            "size": None if size is None else check_int("size", size),
+            "resize": None if resize is None else check_int("resize", resize, at_least=size or 1),
+            "mean": None if mean is None else list(mean),
+            "std": None if std is None else list(std),
+            "stride_on_1x1": None if stride_on_1x1 is None else check_bool("stride_on_1x1", stride_on_1x1),
             "network_lr": check_float("network_lr", network_lr, at_least=0),
             "keep": float(keep),
             "multi_label": check_bool("multi_label", multi_label),
         }
         super().__init__(config)
-        self.frame_size = resize
-        self.network = SwitchedSlowOnly(SlowOnly(num_classes, stride_on_1x1))
+        self._see(Preprocessing(size=(224, 224), resize=256, **PYTORCHVIDEO))
+        self.network = SwitchedSlowOnly(SlowOnly(num_classes, bool(stride_on_1x1)))
         self.reduce = nn.Linear(light_width, width)
         self.join = nn.Linear(num_candidates * width, hidden)
         self.frames_head, self.convs_head = (nn.Linear(hidden, n) for n in (num_candidates, len(self.network.convs)))
@@ -102,6 +106,14 @@ class Ada3D(Baseline):
             nn.init.ones_(head.bias)
         self._gmacs: tuple[float, list[float], float] | None = None
 
+    def _see(self, default: Preprocessing) -> None:
+        """Set how frames are seen: by the config, and by `default` where that has nothing."""
+        size: int = self.config["size"] or default.size[0]
+        resize: Any = self.config["resize"] or default.resize
+        mean, std = (self.config[name] or getattr(default, name) for name in ("mean", "std"))
+        self.preprocessing = Preprocessing(size=(size, size), resize=resize, mean=mean, std=std)
+        self.frame_size = resize
+
     def check_classifier(self, classifier: Any) -> None:
         if not isinstance(getattr(classifier, "net", None), SlowOnly):
             given = "none" if classifier is None else getattr(classifier, "name", type(classifier).__name__)
@@ -109,17 +121,34 @@ class Ada3D(Baseline):
                 f"ada3d switches the convolutions over time of slowonly_r50, but the classifier is {given}; give "
                 "classifier (--classifier): the folder of a slowonly_r50"
             )
-        stride = bool(classifier.options.get("stride_on_1x1", False))
-        if classifier.preprocessing != self._pixels or stride != self.config["stride_on_1x1"]:
-            pixels = classifier.preprocessing
+        seen = self._settings_of(classifier)
+        if seen["resize"] is None:
             raise InvalidArgument(
-                f"the classifier {classifier.name} sees other pixels than ada3d, or strides otherwise ({pixels}, "
-                f"stride_on_1x1={stride}); set size, resize and stride_on_1x1 of ada3d as it has them "
-                f"(--set size={pixels.size[0]}), with the mean and std of slowonly_r50"
+                f"the classifier {classifier.name} sees frames as {classifier.preprocessing}; ada3d takes one that "
+                "crops squares from frames with a given short side"
             )
+        for name, value in seen.items():
+            if self.config[name] not in (None, value):
+                raise InvalidArgument(
+                    f"{name}={self.config[name]} of ada3d is not that of the classifier {classifier.name}, {value}; "
+                    f"leave {name} out"
+                )
+
+    @staticmethod
+    def _settings_of(classifier: Any) -> dict[str, Any]:
+        """Return the settings that follow from a classifier; `resize` is None where it does not crop squares."""
+        pixels = classifier.preprocessing
+        is_square = pixels.size[0] == pixels.size[1] and isinstance(pixels.resize, int)
+        return {
+            "size": pixels.size[0],
+            "resize": pixels.resize if is_square else None,
+            "mean": list(pixels.mean),
+            "std": list(pixels.std),
+            "stride_on_1x1": bool(classifier.options.get("stride_on_1x1", False)),
+        }
 
     def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
-        """Copy the classifier into the 3-D network."""
+        """Copy the classifier into the 3-D network, which sees frames as it does."""
         classifier: Any = networks.get("heavy")
         self.check_classifier(classifier)
         if classifier.num_classes != self.config["num_classes"]:
@@ -127,12 +156,10 @@ class Ada3D(Baseline):
                 f"the classifier {classifier.name} has {classifier.num_classes} classes, but the bank has "
                 f"{self.config['num_classes']}, and ada3d answers as the classifier; give one of the bank's classes"
             )
+        self.config |= self._settings_of(classifier)
+        self._see(classifier.preprocessing)
+        self.network = SwitchedSlowOnly(SlowOnly(self.config["num_classes"], self.config["stride_on_1x1"]))
         self.network.net.load_state_dict(classifier.net.state_dict())
-
-    @property
-    def _pixels(self) -> Preprocessing:
-        size = self.config["size"]
-        return Preprocessing(size=(size, size), resize=self.config["resize"], **PYTORCHVIDEO)
 
     # ---- decisions
 
@@ -144,8 +171,7 @@ class Ada3D(Baseline):
 
     def clip_logits(self, views: Views, videos: Tensor, kept: Tensor, on: Tensor) -> Tensor:
         """Return logits [R, C] of R clips; see `SwitchedSlowOnly.forward`."""
-        size = self.config["size"]
-        frames = self._pixels.normalised(pixels.center_crop(views[FRAMES], [size, size]))
+        frames = self.preprocessing.normalised(pixels.center_crop(views[FRAMES], list(self.preprocessing.size)))
         with autocast(self.device, "bfloat16" if self.device.type == "cuda" else "float32"):
             return self.network(frames, videos, kept, on).float()
 
@@ -238,7 +264,7 @@ class Ada3D(Baseline):
 
     def _network_gmacs(self, kept: Tensor, on: Tensor) -> Tensor:
         if self._gmacs is None:
-            self._gmacs = self.network.gmacs((self.config["size"], self.config["size"]))
+            self._gmacs = self.network.gmacs(self.preprocessing.size)
         frame, convs, head = self._gmacs
         return (
             kept.sum(dim=1) * (frame + on.double() @ torch.tensor(convs, dtype=torch.float64, device=on.device)) + head
