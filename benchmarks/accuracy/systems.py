@@ -413,12 +413,14 @@ def named(policies: Sequence[str], tasks: dict[str, Task]) -> dict[str, str]:
 def choosing(tasks: dict[str, Task]) -> dict[str, str]:
     """Policies of trained methods, and what is compared with each."""
     policies = named([], tasks)
+    first = {task["sampler"]: name for name, task in reversed(tasks.items())}
     for name, task in tasks.items():
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
             # Without a classifier; and with the mean over frames, which every other method that chooses frames has.
             policies |= {f"{name}+{answer}": task["out"] for answer in ("answer", "mean")}
-        if task["sampler"] not in PICTURES:
+        # Networks on pixels take minutes for these, so the first training of such a system stands for all.
+        if task["sampler"] not in PICTURES and (task["sampler"] not in trials.PIXELS or name == first[task["sampler"]]):
             policies[f"{name}@{trials.UNIFORM}"] = task["out"]
     return policies
 
