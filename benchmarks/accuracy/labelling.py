@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "labelling.json")
     given = parser.parse_args(arguments)
     given.work.mkdir(parents=True, exist_ok=True)
-    network = FrameFeatures(so.create_classifier("resnet50_v1", weights=given.resnet50, input_size=160))
+    network = FrameFeatures(so.create_classifier("resnet50_v1", weights=given.resnet50, input_size=128))
     clips = read_clips(given.manifest)
     frames = {split: read_frames(own, network, given.work / f"{split}.npz") for split, own in clips.items()}
     rows = [row for total in given.totals for row in rows_of(total, clips, frames, given.work)]

@@ -339,7 +339,9 @@ def sections(files: Files) -> list[str]:
     text = [
         "A claim says that a difference is above 0. It holds where the whole 95 % interval is above 0, and does not "
         "hold where the whole interval is below. It is undecided where the interval contains 0. Figures are points of "
-        "the metric. Intervals are over resamples of the videos; they do not cover another training or other data.",
+        "the metric. Intervals are over resamples of the videos, those of `reels` also of the images that its videos "
+        "share (not those of `reels10`, `reels100` and `clips10`, which are older). They do not cover another training "
+        "or other data.",
     ]
     for claim in CLAIMS:
         evidence = list(claim.evidence(files))

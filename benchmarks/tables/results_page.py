@@ -211,8 +211,8 @@ def front(files: Files, paper: Files, golf: Result | None, names: list[str]) -> 
         *_without_training(files),
         *_when_not(files, golf),
         *_claims_in_short(files, paper),
-        "**How sure?** Intervals are 95 % over test videos; ± is the standard deviation over seeds. Reels are made "
-        "of still images. No data set of the paper was at hand.",
+        "**How sure?** Intervals are 95 % over test videos, on reels also over the images that they share; ± is the "
+        "standard deviation over seeds. Reels are made of still images. No data set of the paper was at hand.",
     ]
     links = [f"- [{INTRODUCTIONS[name][0]}](results/{name}.md)" for name in names]
     paragraphs = [

@@ -269,6 +269,6 @@ def _run(
             device, sized = placed(network.device, wide, ray.cluster_resources())
             yield from stream_rows(todo, step, replace(network, device=device), sized)
 
-    each_once = distinct(video if is_address(video) else Path(os.path.abspath(video)) for video in videos)
+    each_once = distinct(str(video) if is_address(video) else Path(os.path.abspath(video)) for video in videos)
     names = [str(video) for video in each_once]
     return run(names, work, what, out=Path(out), identity=identity, overwrite=overwrite, **callbacks)
