@@ -5,7 +5,8 @@
 MANIFEST is a CSV with path, label, group and split; clips of a group show one scene. Of the clips of `train`, a few
 frames are chosen and get the label of their clip. A logistic regression on features of a ResNet-50, another network
 than that of the choice, learns them and names the clips of `test`. Its regularisation is the best on dev, for each way
-to choose and each number of frames.
+to choose and each number of frames. All is done with the clips as they are, and once more where some are there several
+times, as links in W.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import csv
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,14 @@ TOTALS = (100, 200, 400, 800)
 CANDIDATES = 8  # of each clip
 DRAWS = 10
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # C of the regression
-TITLES = {"total": "`--total`", "uniform": "uniform", "random": f"random, mean of {DRAWS} draws"}
+COPIED, COPIES = 10, 10  # every 10th clip is there ten times
+TITLES = {
+    "total": "`--total`",
+    "uniform": "uniform, clips in random order",
+    "sorted": "uniform, clips sorted by class",
+    "random": "random",
+}
+COLLECTIONS = {"plain": "as it is", "copies": "every tenth clip ten times"}
 
 
 class Frames(NamedTuple):
@@ -80,12 +88,29 @@ def read_frames(clips: Clips, network: FrameFeatures, kept: Path) -> Frames:
     return frames
 
 
+def with_copies(clips: Clips, frames: Frames, folder: Path) -> tuple[Clips, Frames]:
+    """Return a collection in which some clips are there several times, under other names."""
+    owners = [number for number in range(len(clips.paths)) for _ in range(COPIES if number % COPIED == 0 else 1)]
+    paths = []
+    for place, owner in enumerate(owners):
+        path = folder / f"{place:05}{clips.paths[owner].suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_symlink():
+            path.symlink_to(clips.paths[owner].resolve())
+        paths.append(path)
+    own = [np.flatnonzero(frames.clips == owner) for owner in owners]
+    places = np.concatenate([[place] * len(rows) for place, rows in enumerate(own)])
+    rows = np.concatenate(own)
+    copied = Clips(paths, clips.labels[owners], clips.groups[owners])
+    return copied, Frames(frames.features[rows], places, frames.numbers[rows])
+
+
 # ---- ways to choose
 
 
 def by_total(clips: Clips, frames: Frames, total: int, work: Path) -> np.ndarray:
     """Return the positions of the frames that `select --total` chooses."""
-    chosen = so.select_total(clips.paths, total, out=work / "picked", num_candidates=CANDIDATES, candidates="exact")
+    chosen = so.select_total(clips.paths, total, out=work, num_candidates=CANDIDATES, candidates="exact")
     places = {(clips.paths[owner], int(number)): at for at, (_, owner, number) in enumerate(zip(*frames, strict=True))}
     return np.array([places[Path(frame["video"]), frame["frame_index"]] for frame in chosen.frames])
 
@@ -97,6 +122,14 @@ def evenly(count: int, total: int) -> np.ndarray:
     [1, 5, 8]
     """
     return ((np.arange(total) + 0.5) * count / total).astype(int)
+
+
+def shuffled(frames: Frames, total: int) -> Iterator[np.ndarray]:
+    """Yield evenly spaced positions, with the clips in another order each time: nobody knows their classes yet."""
+    for seed in range(DRAWS):
+        order = np.random.default_rng(seed).permutation(frames.clips.max() + 1)
+        positions = np.argsort(order[frames.clips], kind="stable")
+        yield positions[evenly(len(positions), total)]
 
 
 def at_random(count: int, total: int) -> Iterator[np.ndarray]:
@@ -147,7 +180,8 @@ def rows_of(total: int, clips: dict[str, Clips], frames: dict[str, Frames], work
     count = len(frames["train"].clips)
     ways = {
         "total": [by_total(clips["train"], frames["train"], total, work)],
-        "uniform": [evenly(count, total)],
+        "uniform": list(shuffled(frames["train"], total)),
+        "sorted": [evenly(count, total)],
         "random": list(at_random(count, total)),
     }
     rights, rows = {}, []
@@ -170,17 +204,39 @@ def rows_of(total: int, clips: dict[str, Clips], frames: dict[str, Frames], work
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the table of docs/collections.md."""
-    lines = ["| frames to label | by | top-1 on test, % | `--total` minus this | classes | scenes |", "|---|---|---|---|---|---|"]
-    for row in result["rows"]:
-        spread = f" ± {100 * row['top1_sd']:.1f}" if "top1_sd" in row else ""
-        versus, gap = row.get("total_minus_this"), ""
-        if versus is not None:
-            low, high = (100 * bound for bound in versus["ci95"])
-            gap = f"{100 * versus['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-        cells = [str(row["total"]), TITLES[row["way"]], f"{100 * row['top1']:.1f}{spread}", gap]
-        lines.append(f"| {' | '.join(cells)} | {row['classes']:.0f} | {row['groups']:.0f} |")
-    return "\n".join(lines)
+    """Return the tables of docs/collections.md: top-1 on test, and how many scenes the chosen frames show."""
+    totals = sorted({row["total"] for row in result["rows"]})
+    at = {(row["collection"], row["way"], row["total"]): row for row in result["rows"]}
+
+    def grid(head: str, cell: Callable[[dict[str, Any]], str]) -> str:
+        lines = [f"| collection | {head} | " + " | ".join(f"{total} frames" for total in totals) + " |"]
+        lines.append("|---" * (len(totals) + 2) + "|")
+        for name, title in COLLECTIONS.items():
+            for way, words in TITLES.items():
+                cells = [cell(at[name, way, total]) for total in totals]
+                lines.append(f"| {title} | {words} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    return grid("top-1 on test, %", _top1) + "\n\n" + grid("scenes among them", lambda row: f"{row['groups']:.0f}")
+
+
+def _top1(row: dict[str, Any]) -> str:
+    return f"{100 * row['top1']:.1f}" + (f" ± {100 * row['top1_sd']:.1f}" if "top1_sd" in row else "")
+
+
+def in_short(result: dict[str, Any]) -> str:
+    """Return the sentence below the tables: differences to uniform frames of clips in random order."""
+    parts = []
+    for name, title in COLLECTIONS.items():
+        versus = [
+            row["total_minus_this"] for row in result["rows"] if (row["collection"], row["way"]) == (name, "uniform")
+        ]
+        shown = [
+            f"{100 * each['difference']:+.1f} ({100 * each['ci95'][0]:+.1f} to {100 * each['ci95'][1]:+.1f})"
+            for each in versus
+        ]
+        parts.append(f"{title}: {', '.join(shown)}")
+    return f"`--total` minus uniform frames of clips in random order, in points; {'; '.join(parts)}."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -195,7 +251,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     network = FrameFeatures(so.create_classifier("resnet50_v1", weights=given.resnet50, input_size=128))
     clips = read_clips(given.manifest)
     frames = {split: read_frames(own, network, given.work / f"{split}.npz") for split, own in clips.items()}
-    rows = [row for total in given.totals for row in rows_of(total, clips, frames, given.work)]
+    copied = with_copies(clips["train"], frames["train"], given.work / "clips")
+    rows = []
+    for name in COLLECTIONS:
+        own = (clips, frames) if name == "plain" else ({**clips, "train": copied[0]}, {**frames, "train": copied[1]})
+        for total in given.totals:
+            measured = rows_of(total, *own, given.work / f"picked-{name}")
+            rows += [{"collection": name, **row} for row in measured]
+            print(name, total, {row["way"]: round(row["top1"], 3) for row in measured}, flush=True)
     result = {
         "benchmark": "labelling",
         "what": "a classifier of frames that were chosen to be labelled, by way to choose and number",
@@ -203,12 +266,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "clips": {split: len(own.paths) for split, own in clips.items()},
         "groups": {split: len(set(own.groups)) for split, own in clips.items()},
         "classes": len(set(clips["train"].labels)),
+        "copies": {"of_every": COPIED, "times": COPIES, "clips": len(copied[0].paths)},
         "candidates": {"of_each": CANDIDATES, **{split: len(own.clips) for split, own in frames.items()}},
         "seeds": list(range(DRAWS)),
         "rows": rows,
     }
     write_result(given.out, result)
-    print(table(result))
+    print(table(result), in_short(result), sep="\n\n")
 
 
 if __name__ == "__main__":
