@@ -33,9 +33,23 @@ def sections(files: Mapping[str, Result], data: str) -> list[str]:
         "column is on its own data sets and is for orientation only. With several seeds: mean ± standard deviation; "
         "else the 95 % interval over videos.",
     ]
+    text += earlier_runs(runs)
     for result in runs:
         text += run_section(result) if _is_full(result) else []
     return text + other_classifiers([result for result in runs if not _is_full(result)])
+
+
+def earlier_runs(runs: list[Result]) -> list[str]:
+    """Say what runs of before SOSampler had three rows lack."""
+    rows = [row for result in runs for experiment in result["experiments"].values() for row in experiment["rows"]]
+    names = {row.get("row") for row in rows}
+    if "sosampler" not in names or "sosampler-authors" in names:
+        return []
+    search = " AdaFrame has its earlier search, which saw two distinct frames." if "adaframe" in names else ""
+    return [
+        f"Of an earlier version: {TITLES['authors']} had no row then, and no sampler's network learned the labels "
+        f"first.{search}"
+    ]
 
 
 def _is_full(result: Result) -> bool:
@@ -207,6 +221,7 @@ def golf(result: Result) -> list[str]:
         "▼: the interval of the difference to chance lies above or below 0. No policy knows the moments: the "
         "classifier names the direction of the camera.",
         _table(["policy", *(f"N={count}" for count in counts)], rows),
+        *([] if "authors" in policies else [f"{TITLES['authors']} was not measured here."]),
     ]
 
 

@@ -84,7 +84,8 @@ def brings(files: Files) -> str:
     lines = [
         f"{result['videos']['test']} test reels of {ALL} shots with unseen images. Some shots show one of "
         f"{result['num_classes']} sports, the others something else. Classifier: ResNet-50. Every recipe had "
-        f"{result['trials_each']} trials on dev. Top-1 in %, mean of {len(result['seeds'])} seeds:",
+        f"{result['trials_each']} trials of {result['asked']['trial_epochs']} epochs, judged on "
+        f"{result['tune_videos']['dev']} dev reels. Top-1 in %, mean of {len(result['seeds'])} seeds:",
         "",
         f"| frames for the classifier | {' | '.join(map(str, FRAMES))} | all {ALL} |",
         "|---" * (len(FRAMES) + 2) + "|",

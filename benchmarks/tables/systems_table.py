@@ -144,9 +144,30 @@ def searches(result: Result) -> str:
 
 def tuning(result: Result) -> str:
     """Say with how much effort every method was tuned."""
-    epochs, videos = result["asked"].get("trial_epochs"), result.get("tune_videos", result["videos"])
+    epochs, others = result["asked"].get("trial_epochs"), result.get("tune_videos")
     shorter = "" if epochs is None else f", of {epochs} epochs where a method trains on pictures"
-    return f"{result['trials_each']} trials of each method{shorter}, judged on {videos['dev']} dev videos"
+    if others is None:
+        where = f"judged on the {result['videos']['dev']} dev videos"
+    else:
+        where = f"trained on {others['train']} and judged on {others['dev']} other dev videos, which share no image"
+    return f"{result['trials_each']} trials of each method{shorter}, {where}"
+
+
+def earlier_run(result: Result) -> list[str]:
+    """Say what a run of before SOSampler's recipes were compared one by one lacks."""
+    if "paper" in result.get("chosen", {"paper": 0}):
+        return []
+    return [
+        f"Of an earlier run: {TITLES['paper']} and {TITLES['authors']} were not among the methods, {NAMES['adaframe']} "
+        "has its earlier search, which saw two distinct frames, and no baseline was given uniform frames."
+    ]
+
+
+def tuned_only(result: Result) -> list[str]:
+    """Name the methods that have trials and no figure on test."""
+    measured = {line["policy"].partition("@")[0] for line in result.get("table", [])}
+    names = [shown(method) for method in result["chosen"] if method not in measured]
+    return [f"Tuned, but not measured on test: {', '.join(names)}."] if names and measured else []
 
 
 def trials(result: Result) -> str:
@@ -190,8 +211,9 @@ def sections(result: Result) -> list[str]:
     videos = ", ".join(f"{count} {split}" for split, count in sorted(result["videos"].items()))
     text = [
         "## All samplers and baselines, tuned with equal effort",
-        f"{videos} videos of {result['num_classes']} classes; seeds {', '.join(map(str, result['seeds']))}, "
-        f"{tuning(result)}, on {result['device']}.",
+        f"{videos} videos of {result['num_classes']} classes; {tuning(result)}; the best of them with the seeds "
+        f"{', '.join(map(str, result['seeds']))} on {result['device']}.",
+        *earlier_run(result),
     ]
     if "at_budget" in result:
         text += [
@@ -214,7 +236,7 @@ def sections(result: Result) -> list[str]:
                 searches(result),
             ]
     if "chosen" in result:
-        text += ["Trials:", trials(result)]
+        text += ["Trials:", trials(result), *tuned_only(result)]
     return text
 
 

@@ -133,6 +133,7 @@ def test_every_claim_is_judged_by_its_figures(scripts: dict[str, ModuleType]) ->
         "20 % (10 to 30)",
         "ranking 80.0 ± 1.0, MSE 81.0 ± 1.0; difference -1.0 (-3.3 to +1.3)",
         "86.0 ± 1.0 at 10.0 GMACs (not tuned, its best N on test); LiteEval 87.0 ± 1.0 at 14.0; difference -1.0",
+        "The order as found, top-1 in % at GMACs: SOSampler+ 93.0 ± 1.0 at 5; LiteEval 87.0 ± 1.0 at 14; MARL 80.0",
     ):
         assert told in text
     assert claims.NOTHING.capitalize() not in text
@@ -220,12 +221,47 @@ def test_the_page_shows_the_tables_that_are_there(
     ):
         assert line in text, line
     assert text.index("**reels10**") < text.index("| x3d_s |")
+    assert "Of an earlier version: SOSampler (authors' code) had no row then" in text
+    told["experiments"]["table6"]["rows"].append(row("sosampler-authors", 88.0))
+    (folder / "reels10.json").write_text(json.dumps(told))
+    assert "Of an earlier version" not in page.pages()["results/reels.md"]
     for line in (
         "| chance | 12.5 |",
         "| uniform | 30.0 ▲ |",
         "7.5 frames of the original in the median (4 to 20)",
     ):
         assert line in pages["results/golfdb.md"], line
+
+
+def test_a_page_says_how_methods_were_tuned_and_what_a_run_lacks() -> None:
+    table = importlib.import_module("benchmarks.tables.systems_table")
+    result = {
+        **{"videos": {"train": 9, "dev": 3, "test": 8}, "num_classes": 2, "seeds": [0, 1], "device": "a machine"},
+        **{"asked": {"trial_epochs": None}, "trials_each": 2, "metric": "top1", "chosen": {"marl": 0, "ar-net": 0}},
+        **{"trials": {f"{name}#0": {"dev": 0.5, "settings": {}} for name in ("marl", "ar-net")}},
+        **{"table": [{"policy": "marl@1"}]},
+    }
+    text = "\n".join(table.sections(result))
+    assert "2 trials of each method, judged on the 3 dev videos; the best of them with the seeds 0, 1 on a mac" in text
+    assert (
+        "SOSampler (paper) and SOSampler (authors' code) were not among the methods, AdaFrame has its earlier" in text
+    )
+    assert text.endswith("Tuned, but not measured on test: AR-Net.")
+    result |= {"asked": {"trial_epochs": 4}, "tune_videos": {"train": 20, "dev": 10}, "chosen": {"marl": 0, "paper": 0}}
+    result["trials"]["paper#0"] = {"dev": 0.5, "settings": {}}
+    text = "\n".join(table.sections(result))
+    assert "of 4 epochs where a method trains on pictures, trained on 20 and judged on 10 other dev videos" in text
+    assert "earlier" not in text
+
+
+def test_two_trainings_of_the_classifier_stand_side_by_side(scripts: dict[str, ModuleType]) -> None:
+    def measured(epochs: int, top1: float) -> dict[str, Any]:
+        line = {"policy": "default", "num_frames": 3, "num_candidates": 10, "top1": top1, "top1_sd": 0.01}
+        return {"classifier": {"epochs": epochs}, "table": [line]}
+
+    text = "\n".join(scripts["results_page"].more_epochs(measured(12, 0.9), measured(30, 0.8)))
+    assert "The classifier has 12 epochs, a choice made after test figures with 30 were known." in text
+    assert "| **SOSampler+** | 12 |  |  | 90.0 ± 1.0 |  |  |\n| **SOSampler+** | 30 |  |  | 80.0 ± 1.0 |  |  |" in text
 
 
 def test_the_first_page_answers_by_the_figures(scripts: dict[str, ModuleType]) -> None:

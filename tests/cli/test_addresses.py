@@ -224,6 +224,15 @@ def test_a_large_run_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert few.estimate(99) is None
 
 
+def test_help_and_page_tell_when_a_run_is_estimated(cli: Cli) -> None:
+    page = (ROOT / "docs" / "addresses.md").read_text(encoding="utf-8")
+    assert f"over {counters.MANY} videos or more prints an estimate when the first {counters.SAMPLE} are done" in page
+    for command in ("select", "classify"):
+        told = " ".join(cli("--help", command=command)[1].split())
+        assert f"Of {counters.MANY} videos or more, an estimate" in told
+        assert f"when the first {counters.SAMPLE} are done" in told
+
+
 def test_metrics_are_written_whole_and_not_over_other_files(
     tmp_path: Path, clip: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

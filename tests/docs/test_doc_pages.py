@@ -140,7 +140,7 @@ def _pass_the_path_on(patched: pytest.MonkeyPatch) -> None:
 def _after_readme(names: dict[str, Any]) -> None:
     assert len(names["sel"]) == 6
     assert isinstance(names["pipeline"], so.Pipeline)
-    assert Path("frames.parquet").exists()
+    assert Path("frames.jsonl").exists()
     assert Path("sheet.png").exists()
     assert len(list(Path("frames").rglob("*.jpg"))) == 16
 

@@ -71,6 +71,60 @@ def test_the_choice_is_that_of_the_general_sampler_over_all_videos(
     assert [listed[row] for row in order] == [names[position] for position in expected]
 
 
+def test_what_labelled_frames_are_worth_is_measured_on_what_was_chosen(
+    collection: Path, chosen: so.CollectionSelection, tmp_path: Path
+) -> None:
+    """The benchmark finds the chosen frames among its own, and names clips by the labels of these alone."""
+    pytest.importorskip("torch")
+    from benchmarks.accuracy import labelling
+
+    paths = sorted(collection.rglob("*.mp4"))
+    clips = labelling.Clips(paths, np.array(["a", "a", "b"]), np.array(["one", "one", "two"]))
+    numbers, owners = [], []
+    for owner, path in enumerate(paths):
+        sel = so.select(path, labelling.CANDIDATES, policy="uniform", candidates="exact")
+        numbers += sel.frame_indices.tolist()
+        owners += [owner] * len(sel)
+    features = np.eye(2)[[int(owner == 2) for owner in owners]]  # a copy looks as its original does
+    frames = labelling.Frames(features, np.array(owners), np.array(numbers))
+    positions = labelling.by_total(clips, frames, 6, tmp_path / "picked")
+    listed = rows_of(tmp_path / "picked")
+    assert [(str(paths[owners[at]]), numbers[at]) for at in positions] == [
+        (row["video"], row["frame_index"]) for row in listed
+    ]
+    splits = dict.fromkeys(("train", "dev", "test"), clips), dict.fromkeys(("train", "dev", "test"), frames)
+    right, fact = labelling.right_of_test(positions, *splits)
+    assert (right.tolist(), fact["classes"], fact["groups"]) == ([True] * 3, 2, 2)
+    copied, theirs = labelling.with_copies(clips, frames, tmp_path / "clips")
+    assert len(copied.paths) == labelling.COPIES + 2
+    assert all(copied.paths[at].samefile(paths[0]) for at in range(labelling.COPIES))
+    assert np.bincount(theirs.clips).tolist() == [labelling.CANDIDATES] * len(copied.paths)
+    for places in labelling.shuffled(frames, 3):
+        assert sorted(frames.clips[places].tolist()) == [0, 1, 2]
+    low, high = labelling.interval(np.array([1.0, 0, 0, 0]), np.array(["x", "x", "y", "z"]))
+    assert (low, high) == (0.0, 0.5)
+
+
+def test_the_page_tells_what_was_measured() -> None:
+    pytest.importorskip("torch")
+    from benchmarks.accuracy.labelling import in_short, table
+
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "benchmarks/results/labelling.json").read_text(encoding="utf-8"))
+    page = (root / "docs/collections.md").read_text(encoding="utf-8")
+    assert table(result) in page
+    assert in_short(result) in page
+    bounds = [row["total_minus_this"]["ci95"] for row in result["rows"] if row["way"] == "uniform"]
+    assert ("Every interval holds 0." in page) == all(low < 0 < high for low, high in bounds)
+    scenes = {(row["collection"], row["total"], row["way"]): row["groups"] for row in result["rows"]}
+    assert all(
+        count > scenes[name, total, other]
+        for (name, total, way), count in scenes.items()
+        for other in ("uniform", "random")
+        if way == "total"
+    ), "as many labels show more scenes"
+
+
 def test_copies_of_a_video_are_chosen_last(chosen: so.CollectionSelection) -> None:
     indices = [frame["frame_index"] for frame in chosen.frames if Path(frame["video"]).name in ("a b.mp4", "copy.mp4")]
     assert len(indices) == len(set(indices)), "no frame is chosen in both copies"

@@ -251,6 +251,14 @@ def test_addresses_are_known_by_what_is_shown_of_them(tmp_path: Path, monkeypatc
     assert pq.read_table(tmp_path / "rows").column("video").to_pylist() == [good]
 
 
+def test_addresses_that_would_share_a_row_are_refused(tmp_path: Path) -> None:
+    options = SelectOptions(num_frames=2, policy="uniform", schemes=("https",))
+    videos = [f"https://example.org/get?id={number}" for number in (1, 1, 2)]
+    with pytest.raises(InvalidArgument, match=r"https://example\.org/get: two addresses differ only in what is not"):
+        ray_rows.select_on_ray(videos, tmp_path / "rows", options)
+    assert not (tmp_path / "rows").exists()
+
+
 def test_pools_fit_into_the_cluster() -> None:
     for cpus in (1, 2, 3, 8, 64):
         for gpus in (0, 1, 8):

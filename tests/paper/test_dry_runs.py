@@ -17,10 +17,10 @@ import sosampler as so
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.cli.reproduce import reproduce_command
 from sosampler.paper.experiments import EXPERIMENTS, data_sets, read_paper
-from tests.factories import SAMPLER_CLASSES, TINY
+from tests.factories import SAMPLER_CLASSES, TINY, make_networks
 
 TABLES = [f"table{name}" for name in (*range(1, 8), "I", "II")]
-OF_LARGE_FRAMES = {"adafocus", "ada2d"}  # they run the classifier itself, at 224 pixels, but those here see 32
+OF_LARGE_FRAMES = {"adafocus", "ada2d"}  # they run the classifier itself, at 224 pixels; those of `place` see 32
 NOT_IN_THE_PACKAGE: set[str] = set()  # the paper prints no Listen-to-Look
 TIMESFORMER = TimesformerConfig(
     image_size=32,
@@ -110,6 +110,36 @@ def test_no_row_is_missing(plans: dict[str, Plans]) -> None:
                 counts = {row["num_candidates"]} if row["num_candidates"] else {t for _, _, t in made}
                 found = any((row["row"], n, t) in made for n in wanted for t in counts)
                 assert found or row["row"] in NOT_IN_THE_PACKAGE, row
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "options", "row"),
+    [
+        ("resnet50", "timm:test_resnet", {"head": "frameexit"}, "adafocus"),
+        pytest.param("slowonly50", "slowonly_r50", {}, "ada2d", marks=pytest.mark.slow),
+    ],
+)
+def test_no_row_is_missing_with_a_classifier_of_large_frames(
+    tmp_path: Path, name: str, network: str, options: dict[str, Any], row: str
+) -> None:
+    """The two baselines that run the classifier itself."""
+    images = np.random.default_rng(0).integers(0, 255, (10, 224, 224, 3), np.uint8)
+    videos = [
+        FrameEntry(id=f"v{number}", labels=(number % 2,), frames=images, split=split)
+        for number, split in enumerate(("train", "train", "test"))
+    ]
+    bank = write_frames(tmp_path / "bank", videos, classes=SAMPLER_CLASSES, multi_label=False, videos_per_shard=4)
+    classifier = so.create_classifier(network, class_names=list(SAMPLER_CLASSES), input_size=224, **options)
+    so.add_teacher(bank, classifier)
+    so.save_classifier(classifier, tmp_path / name)
+    networks = make_networks(tmp_path)
+    arguments = ["table3", "--bank", f"activitynet={bank.path}", "--classifier", f"{name}={tmp_path / name}"]
+    arguments += ["--weights", str(networks.weights), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    arguments += [f"--features={other}={tmp_path / name}" for other in ("r34", "r18", "bits32", "bits4", "bits2")]
+    result = CliRunner().invoke(app, [*arguments, "--dry-run", "--json"], catch_exceptions=False)
+    (plan,) = json.loads(result.stdout)["plans"]
+    assert [left["why"] for left in plan["left_out"]] == []
+    assert OF_LARGE_FRAMES & {planned["row"] for planned in plan["rows"]} == {row}
 
 
 def test_systems_are_made_with_the_networks_for_which_the_paper_prints_them(plans: dict[str, Plans]) -> None:

@@ -21,7 +21,7 @@ def select_command(
     num_frames: Annotated[
         str | None,
         shared.num_frames_option(
-            f"How many frames to choose; auto: a trained sampler decides.  [default: {DEFAULT_NUM_FRAMES}]"
+            f"How many frames to choose; auto: as many as each video needs.  [default: {DEFAULT_NUM_FRAMES}]"
         ),
     ] = None,
     total: Annotated[
@@ -88,7 +88,11 @@ def select_command(
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
-    """Choose the frames of one video or of many."""
+    """Choose the frames of one video or of many.
+
+    Exit code 1 if some of many failed. Of 100 videos or more, an estimate of the time and of the bytes read from
+    addresses is printed when the first 8 are done.
+    """
     given = locals()
     arguments = shared.select_arguments(given)
     on_ray = shared.check_engine(engine, address)
@@ -242,7 +246,11 @@ def classify_command(
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
-    """Classify videos from a few frames of each. Exit code 1 if some of many failed."""
+    """Classify videos from a few frames of each.
+
+    Exit code 1 if some of many failed. Of 100 videos or more, an estimate of the time and of the bytes read from
+    addresses is printed when the first 8 are done.
+    """
     given = locals()
     arguments = shared.select_arguments(given)
     chosen = shared.policy_or_sampler(policy, sampler) or _CLASSIFY_POLICY

@@ -75,7 +75,7 @@ def select(
         source: a path, bytes, a binary file-like object, a folder of frame images, an address or a torchcodec
             `VideoDecoder`.
         num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto" or
-            `so.Auto(min, max, tolerance)`: a trained sampler decides, the fewest frames that cost little accuracy.
+            `so.Auto(min, max, tolerance)`: as many as the video needs, by a trained sampler, "general" or a query.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (general: 32, or 4 N where N is
             above 8; uniform: T = N).
         prefer: "text" where text is the content, as in slides and screen recordings: the policy is "general-text",

@@ -108,7 +108,7 @@ def select_total(
     Datumaro import.
 
     Args:
-        videos: files, folders, patterns, or lists of these (.csv, .jsonl, .parquet).
+        videos: files, folders, patterns, or lists of these (.csv, .jsonl, .parquet, .txt).
         total: M, frames of all videos together. Where there are fewer candidates, all are taken, and a note says so.
         out: a new folder, or that of an earlier run with the same options, which is resumed; `total` and `at_least` may
             be others, and are then chosen anew without scoring again.

@@ -27,7 +27,8 @@ def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]
     return [Path(video) for video in listed_videos(paths, leave_out=leave_out, with_lists=False)]
 
 
-def _distinct(videos: Iterable[Video]) -> list[Video]:
+def distinct(videos: Iterable[Video]) -> list[Video]:
+    """Return each video once, by its name; two addresses of one name are refused."""
     by_path: dict[str, Video] = {}
     for video in videos:
         name = absolute_name(video)
@@ -131,7 +132,7 @@ def listed_videos(
     Relative paths of a list start at its folder; it may hold addresses, but lies in a file here. `schemes` are those of
     addresses that may be opened; in a store a pattern, or a folder with a slash at its end, stands for its videos.
     """
-    return _distinct(
+    return distinct(
         video
         for text in paths
         for video in (read_list(Path(text)) if with_lists and is_list(text) else _expanded(text, leave_out, schemes))

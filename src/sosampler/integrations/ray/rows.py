@@ -24,6 +24,7 @@ from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, che
 from sosampler.policies.base import Policy
 from sosampler.policies.query import QueryPolicy
 from sosampler.policies.registry import get_policy, is_policy_name
+from sosampler.video.discover import distinct
 from sosampler.video.limits import Limits
 from sosampler.video.remote import is_address
 from sosampler.video.source import source_name
@@ -268,5 +269,6 @@ def _run(
             device, sized = placed(network.device, wide, ray.cluster_resources())
             yield from stream_rows(todo, step, replace(network, device=device), sized)
 
-    names = list(dict.fromkeys(str(video) if is_address(video) else os.path.abspath(video) for video in videos))
+    each_once = distinct(str(video) if is_address(video) else Path(os.path.abspath(video)) for video in videos)
+    names = [str(video) for video in each_once]
     return run(names, work, what, out=Path(out), identity=identity, overwrite=overwrite, **callbacks)
