@@ -119,10 +119,10 @@ def main() -> None:
     if impossible := [method for method in arguments.methods if method in lacking]:
         raise SystemExit(f"{', '.join(impossible)} need networks of their own; make them with networks.py, --networks")
     results = Results(arguments.out)
-    begin(arguments, results)
     if arguments.take:
         take(arguments, results)
         return tabulate(arguments, results)
+    begin(arguments, results)
     for name, stage in STAGES.items():
         if arguments.stage in (None, name):
             started = time.perf_counter()
