@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+from benchmarks.tables.speed_table import LAYOUTS
+from sosampler.bench.select import AUTO, EXACT, KEYFRAME, PROCESS, THUMBNAIL, THUMBNAIL_KEYS
 
 _CARD = """\
 ---
@@ -153,6 +157,36 @@ def tables(result: dict[str, Any]) -> dict[str, str]:
         "golf": _by_number(result["golf"]["rows"], "hit"),
         "candidates": _candidates(result["candidates"]),
     }
+
+
+def same_choice(part: dict[str, Any]) -> str:
+    """For how many clips the choice does not depend on the size of the frames."""
+    return (
+        f"The choice does not depend on the size of the frames: with {len(part['sizes'])} sizes it is the same for "
+        f"{part['same']} of {part['videos']} clips of a single shot."
+    )
+
+
+_TIMED = {
+    "`general`, `auto` candidates": AUTO,
+    "`general`, `exact` candidates": EXACT,
+    "`general`, `keyframe` candidates": KEYFRAME,
+    "`general`, `auto` candidates, `sosampler select` from its start on": PROCESS,
+    "ffmpeg's `thumbnail` filter": THUMBNAIL,
+    "ffmpeg's `thumbnail` filter on keyframes alone": THUMBNAIL_KEYS,
+}
+
+
+def times(result: dict[str, Any]) -> str:
+    """What `bench select` found, in seconds: medians over the clips of medians over the rounds."""
+    lines = []
+    for title, way in _TIMED.items():
+        cells = []
+        for layout in LAYOUTS:
+            rounds = [video["seconds"][way] for video in result["videos"] if video["layout"] == layout]
+            cells.append(f"{median(median(seconds) for seconds in rounds):.2f}")
+        lines.append([title, *cells])
+    return _table(["keyframes:", *LAYOUTS.values()], lines)
 
 
 _OVERVIEW = {

@@ -43,6 +43,8 @@ POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "thumbnail",
 GENERAL, UNIFORM, TEXT = "general", "uniform", "general-text"
 DENSE, DENSE_CANDIDATES = "general, T = 64", 64
 MODES = ("auto", "exact", "keyframe")
+SIZES = (None, 64, 256, (224, 224), (90, 160))  # of the frames of the result, as `select` takes them
+NUM_SIZED = 40
 DETECTORS = {"content": "PySceneDetect content", "adaptive": "PySceneDetect adaptive"}
 NUM_REELS, NUM_FILMS, NUM_STILLS, NUM_TALKS, DRAWS = 600, 60, 40, 40, 2000
 INTERVALS = ("faulty", "repeated", "shots shown", "hit", "top1", "largest gap", "bunched", "actions shown")
@@ -62,6 +64,7 @@ def measure(places: Places, put: Callable[..., None], only: Sequence[str] = ()) 
         "golf": _golf,
         "reels": _reels,
         "candidates": _candidates,
+        "sizes": _sizes,
     }
     for name, one in parts.items():
         if only and name not in only:
@@ -142,6 +145,13 @@ def _candidates(places: Places) -> dict[str, Any]:
             rows.append({"candidates": mode, **_row(GENERAL, 8, judgements)})
         found[name] = {"videos": len(judged), "rows": rows}
     return found
+
+
+def _sizes(places: Places) -> dict[str, Any]:
+    """Real clips of one shot: whether `select` chooses the same frames whatever size is asked for."""
+    paths = single_shots(places, "test")[:NUM_SIZED]
+    chosen = [[so.select(path, 8, size=size, threads=1).frame_indices.tolist() for size in SIZES] for path in paths]
+    return {"videos": len(paths), "sizes": SIZES, "same": sum(all(one == rows[0] for one in rows) for rows in chosen)}
 
 
 def _judged(

@@ -3,8 +3,8 @@
     python benchmarks/speed/light.py CLIP.mp4
 
 Builds the wheel, installs it with its core dependencies into a fresh environment that is removed afterwards, and starts
-`sosampler select` there anew for every measurement: as it is, which is with the sampler that ships, on keyframes, and
-with uniform, in turns. Needs uv and a package index.
+`sosampler select` there anew for every measurement: as it is, which is with the sampler that ships, and with uniform,
+in turns. Needs uv and a package index.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "light.json")
     given = parser.parse_args()
-    ways = {"uniform": ("--policy", "uniform"), "sampler": (), "sampler, keyframes": ("--candidates", "keyframe")}
+    ways = {"uniform": ("--policy", "uniform"), "sampler": ()}
     with tempfile.TemporaryDirectory(prefix="sosampler-light-") as name:
         python = install(Path(name))
         size = megabytes(Path(name) / "venv" / "lib")

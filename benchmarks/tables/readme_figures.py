@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sosampler.bench.select import SCENEDETECT, THUMBNAIL, VIDEO_SAMPLER
 from sosampler.samplers.registry import OWN_RECIPE, TITLES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
@@ -167,7 +168,12 @@ def _general(result: Result) -> str:
 
 def speed(files: Files) -> str:
     """Return the speed table, a baseline in every row, and the cost of the light install."""
-    rows = [*_decode(files["decode"]), *_file_to_label(files["pipeline"]), *_engine(files["frame_engine"])]
+    rows = [
+        *_choose(files["select"]),
+        *_decode(files["decode"]),
+        *_file_to_label(files["pipeline"]),
+        *_engine(files["frame_engine"]),
+    ]
     for name in ("training", "training_gpu"):
         rows += _training(files[name])
     light = files["light"]
@@ -178,13 +184,26 @@ def speed(files: Files) -> str:
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
         f"The install without torch takes {light['install_megabytes']:.0f} MB. A new process needs "
-        f"{cold['sampler']:.1f} s to choose {light['num_frames']} frames of a {light['clip']['duration']:.0f}-second "
-        f"clip, {cold['sampler, keyframes']:.1f} s with keyframe candidates.",
+        f"{cold['sampler']:.2f} s to choose {light['num_frames']} frames of a {light['clip']['duration']:.0f}-second "
+        "clip.",
     ]
     return "\n".join(lines) + "\n"
 
 
 Row = tuple[str, str, str, str]
+
+
+def _choose(result: Result) -> Iterator[Row]:
+    ratios: dict[str, list[float]] = {}
+    for row in (row for video in result["videos"] for row in video["comparisons"]):
+        if row["reference"] in (THUMBNAIL, SCENEDETECT, VIDEO_SAMPLER):
+            ratios.setdefault(row["reference"], []).append(row["times_faster"])
+    yield (
+        "choose 8 frames of five minutes, the command from its start on",
+        "; ".join(ratios),
+        "; ".join(range_of(found) for found in ratios.values()),
+        f"{result['machine']['cores']} cores",
+    )
 
 
 def _decode(result: Result) -> Iterator[Row]:

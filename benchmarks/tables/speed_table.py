@@ -199,9 +199,9 @@ def light(result: Result) -> list[str]:
     clip, cold = result["clip"], result["cold_start_seconds"]
     return [
         "## The install without torch",
-        f"It takes {result['install_megabytes']:.0f} MB. A new process needs {cold['sampler']:.1f} s to choose "
+        f"It takes {result['install_megabytes']:.0f} MB. A new process needs {cold['sampler']:.2f} s to choose "
         f"{result['num_frames']} frames of a {clip['duration']:.0f}-second clip with the sampler inside the package, "
-        f"{cold['sampler, keyframes']:.1f} s with keyframe candidates, and {cold['uniform']:.1f} s for uniform frames.",
+        f"and {cold['uniform']:.2f} s for uniform frames.",
     ]
 
 

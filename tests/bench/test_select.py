@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,15 @@ def test_its_result_adds_up(video: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert medians(result) == {(bench.PROCESS, "gop30"): np.median(row["seconds"][bench.PROCESS])}
     draw(result, tmp_path / "chart.svg")
     assert "<svg" in (tmp_path / "chart.svg").read_text()
+
+
+def test_the_published_chart_is_that_of_the_result() -> None:
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "benchmarks" / "results" / "select.json").read_text(encoding="utf-8"))
+    chart = (root / "docs" / "images" / "select_speed.svg").read_text(encoding="utf-8")
+    written = re.findall(r"<!--  (\d+\.\d) s -->", chart)  # matplotlib names each text that it draws
+    assert sorted(written) == sorted(f"{seconds:.1f}" for seconds in medians(result).values())
+    assert len(written) == 12  # four tools in three keyframe layouts
 
 
 def test_peers_that_are_not_there(video: Path) -> None:

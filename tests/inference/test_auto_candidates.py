@@ -300,6 +300,16 @@ def test_every_door_chooses_the_same(tmp_path: Path) -> None:
     assert shown.frame_indices.tolist() == decoded.frame_indices.tolist() == row["frame_indices"] == expected
 
 
+def test_weights_are_read_while_frames_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that, only rows of a file need their fingerprint."""
+    (tmp_path / "v.mp4").write_bytes(numbered_video(num_frames=40, gop=10))
+    waits: list[str] = []
+    monkeypatch.setattr(SelectOptions, "identity", lambda self: waits.append("waits") or {})
+    for out, expected in ((None, []), (tmp_path / "rows.jsonl", ["waits"])):
+        SelectJob(SelectOptions(num_frames=3), out=out).run([tmp_path / "v.mp4"])
+        assert waits == expected
+
+
 # ---- many
 
 

@@ -238,7 +238,8 @@ class SelectJob:
             lambda todo: self.rows(todo, folders, sheet_rows),
             "selections",
             out=self.out,
-            identity={**self.options.identity(), **where},
+            # For a policy with weights it waits until these are read, which otherwise happens while frames are decoded.
+            identity=None if self.out is None else {**self.options.identity(), **where},
             repeat=self.sheet is not None or is_single,  # a contact sheet needs the pixels of all
             strict=is_single,
             overwrite=self.overwrite,

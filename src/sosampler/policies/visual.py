@@ -304,6 +304,7 @@ _GRID = (
 )
 _LARGER = 0.75  # weight of the larger of both differences: where a movement begins or ends counts too
 _COVERING = 8  # from as many chosen frames on coverage counts in full
+_FEW_ROWS = 64
 _BLEND = (
     0.2,
     0.45,
@@ -362,7 +363,7 @@ def typical_order(
     clean = np.minimum(qualities / clear, 1)
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    similarity = np.clip(unit @ unit.T, 0, 1)
+    similarity = np.clip(_products(unit), 0, 1)
     value = clearness * np.log(np.maximum(clean, _MIN_QUALITY))
     value += typicality(qualities, similarity**sharpness)
     value += movement * unrest(qualities, similarity, most_movement)
@@ -380,6 +381,14 @@ def typical_order(
         order[step], left[pick] = pick, False
         repeated, covered = np.maximum(repeated, repetition[pick]), np.maximum(covered, covers[pick])
     return order, value
+
+
+def _products(rows: Numbers) -> Numbers:
+    """Products of all pairs of rows [T, D]: [T, T].
+
+    Few rows are multiplied without BLAS: on a busy machine waking its threads takes a hundred times as long.
+    """
+    return np.einsum("td,sd->ts", rows, rows) if len(rows) <= _FEW_ROWS else rows @ rows.T
 
 
 def typicality(quality: Numbers, similarity: Numbers) -> Numbers:
