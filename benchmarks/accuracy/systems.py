@@ -494,6 +494,9 @@ def take(arguments: argparse.Namespace, results: Results) -> None:
             own = {name: run for name, run in other[split]["runs"].items() if name.partition("#")[0] in methods}
             rows = [row for row in other[split]["rows"] if any(trials.is_of(row["policy"], name) for name in own)]
             parts[split] = _with_rows(results[split], {**results[split], "runs": own, "rows": rows})
+        # Of the last call of each stage: trainings of a method side by side, among those of other methods.
+        seconds = {stage: times[-1] for stage, times in other["seconds"].items() if stage != "features"}
+        parts["seconds_of"] = results.data.get("seconds_of", {}) | dict.fromkeys(methods, seconds)
         results.put(**parts)
 
 

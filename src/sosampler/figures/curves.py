@@ -39,7 +39,7 @@ MEANINGS = {  # kinds of policies and what they know
 
 # lengths of line and gap, in line widths
 _DASHES = {RULE: (4.0, 2.2), LEARNED: (), SYSTEM: (6.0, 1.6, 1.2, 1.6), ORACLE: (1.2, 1.8)}
-_NUM_COLOURS = {RULE: 1, LEARNED: 3, SYSTEM: 2, ORACLE: 1}
+_NUM_COLOURS = {RULE: 1, LEARNED: 3, SYSTEM: 4, ORACLE: 1}
 # matplotlib's marks, and the same as text: filled ones, for oracles open ones
 _MARKS = {
     RULE: (("s", "■"), ("X", "✖"), ("P", "✚"), ("v", "▼"), ("^", "▲"), ("d", "♦"), ("H", "⬣")),
@@ -120,11 +120,14 @@ COLOURS = {
     "learned-3": "#7a2f8f",
     "system-1": "#a3195b",
     "system-2": "#6b5900",
+    "system-3": "#a8322a",
+    "system-4": "#0a6b74",
 }
 # Placeholders for the colours of the page in SVG; no figure has these by chance.
 _PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(COLOURS, start=3)}
 _SIZE = (5.7, 3.8)  # inches of one panel
 _LABEL_LETTERS = 26
+_MAX_WITH_BARS = 12  # curves of a panel; the intervals of more would hide them
 _FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
 _FRAMES_AXIS = "frames given to the classifier (N)"
 _LABEL_STEP = 0.06  # minimum distance of two labels, as a share of the panel's height
@@ -469,6 +472,7 @@ def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -
     priced = lines_of([row for row in rows if (row.get("gmacs") or 0) > 0], metric, "gmacs")
     decoded = lines_of(rows, metric, "frames_decoded")
     entries = _legend_entries(decoded, looks)
+    bars = len(decoded) <= _MAX_WITH_BARS
     panels = 2 if priced else 1
     height = max(_PANEL[1], _LEGEND_LINE * len(entries) + 0.9)
     with matplotlib.rc_context(_STYLE):
@@ -478,14 +482,14 @@ def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -
         for axes in first:
             dress(axes, "GMACs a video, mean (log scale)", axis_name(metric), COLOURS)
             for line in priced:
-                draw_line(axes, line, looks[line.policy], COLOURS, bars=True)
+                draw_line(axes, line, looks[line.policy], COLOURS, bars=bars)
             _log_axis(axes, [x for line in priced for x in line.xs])
         dress(last, "decoded frames a video, mean", "" if first else axis_name(metric), COLOURS)
         moved = _side_by_side(decoded)
         handles = []
         for line, by in zip(decoded, moved, strict=True):
             transform = last.transData + ScaledTranslation(by / 72, 0, figure.dpi_scale_trans) if by else None
-            handles.append(draw_line(last, line, looks[line.policy], COLOURS, bars=True, transform=transform))
+            handles.append(draw_line(last, line, looks[line.policy], COLOURS, bars=bars, transform=transform))
         last.set_ylim(*_heights(decoded))
         # The last curve that was moved is inside; 72 points an inch.
         room = [1 - (max(0.0, by) + 12) / (72 * _PANEL[0]) for by in moved]
@@ -571,7 +575,7 @@ def _add_legend(figure: Any, entries: Sequence[tuple[str, int | None]], handles:
 def _remarks(rows: Sequence[Row], priced: Sequence[Line], decoded: Sequence[Line], looks: Mapping[str, Look]) -> str:
     """Return the text below the panels; it names the policies whose multiply-adds are unknown, without oracles."""
     remarks = []
-    if any(bounds is not None for line in decoded for bounds in line.bounds):
+    if any(bounds is not None for line in decoded for bounds in line.bounds) and len(decoded) <= _MAX_WITH_BARS:
         remarks.append("bars: 95 % intervals")
     if priced and any(looks[line.policy].kind == ORACLE for line in decoded):
         remarks.append("oracles: what they know has no price in GMACs")
