@@ -148,11 +148,12 @@ def add_features(arguments: argparse.Namespace, results: Results) -> None:
             light={"fingerprint": light.fingerprint(), "gmacs": light.gmacs(1)},
         )
     with ProcessPoolExecutor(len(banks), multiprocessing.get_context("spawn")) as processes:
-        for done in [processes.submit(add_to_bank, arguments, bank) for bank in banks]:
+        settings = {method: TRIALS[method][: arguments.trials] for method in arguments.methods}
+        for done in [processes.submit(add_to_bank, arguments, bank, settings) for bank in banks]:
             print(done.result(), flush=True)
 
 
-def add_to_bank(arguments: argparse.Namespace, path: Path) -> str:
+def add_to_bank(arguments: argparse.Namespace, path: Path, trials_of: dict[str, Sequence[Settings]]) -> str:
     """The classifier's answers; its features, those of the light network, and those of networks that systems bring."""
     begin, results = time.perf_counter(), Results(arguments.out)
     if not _has_all(so.Bank(path), results.data):
@@ -163,9 +164,9 @@ def add_to_bank(arguments: argparse.Namespace, path: Path) -> str:
             network.precision = _precision(known, network.fingerprint(), "computed_in")
             so.add_features(path, network)
     sources: dict[str, FeatureSource] = {}
-    for method in arguments.methods:
+    for method, tried in trials_of.items():
         if method in SOURCES and method not in trials.PIXELS:
-            for settings in TRIALS[method][: arguments.trials]:
+            for settings in tried:
                 given = SOURCES[method](arguments)
                 networks = {name: given.pop(name) for name in ("classifier", "weights", "features") if name in given}
                 recipe = read_baseline_recipe(method, **settings, **given)
