@@ -77,6 +77,13 @@ class TestFrameExit:
     def test_published_order(self) -> None:
         assert frameexit_order(10) == [5, 0, 9, 2, 7, 4, 6, 3, 8, 1] == list(FRAMEEXIT_ORDER_10)
 
+    def test_other_numbers_go_gap_by_gap_from_left_to_right(self) -> None:
+        assert frameexit_order(1) == [0]
+        assert frameexit_order(2) == [1, 0]
+        assert frameexit_order(4) == [2, 0, 3, 1]
+        assert frameexit_order(9) == [4, 0, 8, 2, 6, 1, 3, 5, 7]
+        assert frameexit_order(12) == [6, 0, 11, 3, 8, 1, 4, 7, 9, 2, 5, 10]
+
     @given(st.integers(1, 200))
     def test_every_order_is_a_permutation(self, count: int) -> None:
         assert sorted(frameexit_order(count)) == list(range(count))

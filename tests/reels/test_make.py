@@ -122,6 +122,21 @@ class TestPlan:
         assert len(reel.digest()) == 8  # hexadecimal digits
         assert reel.digest() == plan(PRESETS["demo"], 2)[0].digest()
         assert len({reel.digest(), plan(PRESETS["demo"], 2)[1].digest(), reel.digest("x")}) == 3
+        assert repr(reel) == "Reel(0-000000, class 2, shots ##.......#.#, 11.8333 s)"
+
+    def test_plans_stay_what_they_are(self) -> None:
+        """Files are named by these digests; another arithmetic would give the same name to other frames."""
+        moving = replace(PRESETS["demo"], flip=0.3, crop_area=(0.3, 0.9))
+        assert [reel.digest() for reel in plan(moving, 3, seed=9)] == ["fe9ffa6e", "037a0833", "027e594e"]
+        assert [reel.digest() for reel in plan(PRESETS["sports22"], 2, seed=9)] == ["45cf85ec", "dfdf44bc"]
+
+    def test_bounds_themselves_are_allowed(self) -> None:
+        most = ReelRecipe(share=1, crop_area=1, flip=1, pan=1, zoom=0.9, blur=0.5, fade=1, picture_size=264)
+        assert (most.share, most.crop_area, most.blur) == (1, 1, 0.5)  # one number stays one
+        least = ReelRecipe(num_shots=1, share=0, crop_area=1e-4, seconds_per_shot=1e-3, fps=1, size=1, picture_size=1)
+        assert all(shot.num_frames == 1 for reel in plan(least, 3) for shot in reel.shots)
+        assert ReelRecipe(num_shots=(2, 2), min_class_shots=2, draws="numpy").num_shots == (2, 2)
+        assert ReelRecipe(num_shots=(2, 2), draws="torch").num_shots == (2, 2)
 
 
 class TestSports22:
@@ -205,7 +220,7 @@ class TestBadRecipes:
         ("wrong", "message"),
         [
             ({"num_shots": 0}, "num_shots=0 must be an int of at least 1"),
-            ({"num_shots": (3, 2)}, "low <= high"),
+            ({"num_shots": (3, 2)}, "num_shots=(3, 2) must be (low, high) with low <= high$"),
             ({"num_shots": (1, 2, 3)}, "one number, or"),
             ({"num_shots": 2.5}, "num_shots=2.5"),
             ({"share": (0.5, 1.2)}, "low <= high <= 1"),
@@ -214,10 +229,14 @@ class TestBadRecipes:
             ({"min_class_shots": 11}, "more than the 10 shots"),
             ({"num_candidates": 0}, "num_candidates=0"),
             ({"crop_area": 0}, "crop_area=0"),
+            ({"crop_area": 1.01}, "low <= high <= 1$"),
+            ({"num_shots": (0, 3)}, "num_shots=0 must be an int of at least 1"),
             ({"seconds_per_shot": float("nan")}, "seconds_per_shot=nan"),
             ({"fps": 12.5}, "fps=12.5"),
             ({"flip": 2}, "flip=2 must be a number from 0 to 1"),
             ({"pan": -1}, "pan=-1"),
+            ({"pan": 1.01}, "from 0 to 1$"),
+            ({"blur": 0.51}, "from 0 to 0.5$"),
             ({"zoom": 1.0}, "from 0 to 0.9"),
             ({"fade": 1.5}, "fade=1.5"),
             ({"blur": True}, "blur=True"),
@@ -228,7 +247,7 @@ class TestBadRecipes:
         ],
     )
     def test_recipes(self, wrong: dict, message: str) -> None:
-        with pytest.raises(InvalidArgument, match=message.replace("(", r"\(")):
+        with pytest.raises(InvalidArgument, match=message.replace("(", r"\(").replace(")", r"\)")):
             ReelRecipe(**wrong)
 
     @pytest.mark.parametrize(
