@@ -269,6 +269,8 @@ class TestBadRecipes:
     def test_without_distractors_every_shot_must_show_the_class(self) -> None:
         reels = plan_reels(replace(SMALL, share=1), pictures_per_class=[2], num_distractors=0, count=5, seed=0)
         assert np.all(class_flags(reels))
+        with pytest.raises(InvalidArgument, match="num_distractors=0 cannot be used with share"):
+            plan_reels(replace(SMALL, share=(0.5, 1)), pictures_per_class=[2], num_distractors=0, count=5, seed=0)
 
 
 def one_shot(pictures: Pictures, **moves: float) -> Reel:
