@@ -304,9 +304,9 @@ class TestRate:
         assert rate_times(2.0, 2.0, 1.0).tolist() == [2.0]
 
     def test_no_time_at_the_end_for_a_rounding_error(self) -> None:
-        assert 1.1 * 10 > 11
-        assert len(rate_times(0.0, 1.1, 10.0)) == 11
-        assert len(rate_times(0.0, 1.1001, 10.0)) == 12
+        assert (0.1 + 0.2) * 10 > 3
+        assert len(rate_times(0.0, 0.1 + 0.2, 10.0)) == 3
+        assert len(rate_times(0.0, 0.3001, 10.0)) == 4
 
     @pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), "1"])
     def test_bad_rates(self, fps: object) -> None:
