@@ -61,6 +61,13 @@ def test_centre_takes_the_middle() -> None:
     assert choose_one(get_policy("centre"), 11, 3, None, seed=0).positions.tolist() == [4, 5, 6]
 
 
+def test_as_many_candidates_as_a_policy_needs() -> None:
+    needed = {name: [get_policy(name).default_candidates(count) for count in (4, 12)] for name in list_policies()}
+    assert needed["uniform"] == needed["keyframe"] == needed["all"] == [4, 12]
+    assert needed["frameexit"] == [10, 12]
+    assert needed["centre"] == needed["random"] == [32, 48]
+
+
 def test_random_follows_its_seed() -> None:
     policy = get_policy("random")
     first, same, other = (choose_one(policy, 50, 8, None, seed=seed).positions.tolist() for seed in (3, 3, 4))

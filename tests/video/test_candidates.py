@@ -185,6 +185,9 @@ class TestKeyframes:
     def test_too_few_keyframes(self, on_short: str, expected: list[int]) -> None:
         assert keyframe_positions([1, 2, 3, 4], [0, 30], on_short=on_short).tolist() == expected  # type: ignore[arg-type]
 
+    def test_too_few_keyframes_repeat_unless_told_otherwise(self) -> None:
+        assert keyframe_positions([1, 2, 3, 4], [0, 30]).tolist() == [0, 0, 1, 1]
+
     def test_too_few_keyframes_refused(self) -> None:
         with pytest.raises(InvalidArgument, match="only 2 keyframes"):
             keyframe_positions([1, 2, 3], [0, 30], on_short="error")
@@ -235,6 +238,7 @@ class TestSegments:
         seconds = np.array([0, 10, 20, 29, 37.9, 47.0])  # gaps 10 10 9 8.9 9.1; due from 9 on
         assert at_cuts(seconds).tolist() == [True, False, False, False, True, False]
         assert at_cuts(seconds[:1]).tolist() == [True]
+        assert at_cuts(seconds[:1]).dtype == bool
         assert at_cuts(seconds[:0]).tolist() == []
 
 
@@ -332,6 +336,13 @@ class TestStored:
             assert position <= centre <= position + 1 + 1e-9
         if count == stored:
             assert positions.tolist() == list(range(stored))
+
+    def test_random_positions_reach_all_of_a_part_alike(self) -> None:
+        """5 frames in 2 parts: the first has two, the second three."""
+        rng = np.random.default_rng(0)
+        drawn = np.array([stratified_positions(5, 2, rng) for _ in range(3000)])
+        assert np.bincount(drawn[:, 0]) / 3000 == pytest.approx([1 / 2] * 2, abs=0.04)
+        assert np.bincount(drawn[:, 1])[2:] / 3000 == pytest.approx([1 / 3] * 3, abs=0.04)
 
     @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 99))
     def test_random_positions_are_one_of_each_part(self, stored: int, count: int, seed: int) -> None:
