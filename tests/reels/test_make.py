@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageFilter
 
 import sosampler as so
 from sosampler.datasets.manifest import read_manifest
@@ -355,6 +356,30 @@ class TestFrames:
             expected = crop(pictures.get(shot.label, shot.picture), (left, top, side), 48, flip=shot.flip)
             assert (Renderer(reel, pictures).frame(index) == expected).all()
 
+    def test_moving_shots_frame_by_frame(self, pictures: ProceduralPictures) -> None:
+        """Every move at once, also where a fade shows a shot before it begins or after it has ended."""
+        recipe = replace(SMALL, num_shots=3, share=1.0, crop_area=0.5, pan=0.5, zoom=0.4, blur=0.1, fade=1.0)
+        reel = plan_from(pictures, recipe, count=1, seed=4)[0]
+        blurred = outside = 0
+
+        def view(number: int, index: int) -> np.ndarray:
+            nonlocal blurred, outside
+            shot = reel.shots[number]
+            passed = (index + 0.5 - shot.first_frame) / shot.num_frames
+            outside += not 0 <= passed <= 1
+            passed = min(max(passed, 0), 1)
+            box = tuple((1 - passed) * a + passed * b for a, b in zip(shot.start, shot.end, strict=True))
+            frame = crop(pictures.get(shot.label, shot.picture), box, 48, flip=shot.flip)
+            radius = 48 * ((1 - passed) * shot.blur[0] + passed * shot.blur[1])
+            blurred += radius >= 0.1
+            return np.asarray(Image.fromarray(frame).filter(ImageFilter.GaussianBlur(radius))).astype(np.float64)
+
+        for index, frame in enumerate(frames_of(reel, pictures)):
+            expected = sum(weight * view(number, index) for number, weight in layers(reel, index))
+            assert np.abs(frame - expected).max() <= 1.01  # positions are summed up in another order
+        assert blurred > 20
+        assert outside > 4
+
     def test_fades_blend_the_two_shots(self, pictures: ProceduralPictures) -> None:
         still, faded = one_shot(pictures), one_shot(pictures, fade=1.0)
         before, after = (Renderer(still, pictures).frame(index).astype(np.float64) for index in (0, 15))
@@ -415,6 +440,7 @@ class TestFiles:
         for reel in plan_from(pictures, recipe, count=2, seed=6):
             path = tmp_path / f"{reel.id}.mp4"
             write_reel(path, reel, pictures)
+            assert b"crf=18.0" in path.read_bytes()
             chosen = so.select(path, policy="all", num_candidates=reel.total_num_frames)
             assert chosen.metadata.total_num_frames == reel.total_num_frames
             assert chosen.metadata.duration == pytest.approx(reel.duration, abs=1e-3)
@@ -475,4 +501,7 @@ def test_keyframes_every_four_seconds_and_less_detail_with_a_higher_crf(tmp_path
         write_mp4(tmp_path / f"{crf}.mp4", [noise] * 50, fps=5, crf=crf)
     timeline = so.open_video(tmp_path / "10.mp4").timeline()
     assert timeline.keyframe_indices.tolist() == [0, 20, 40]
+    told = (tmp_path / "10.mp4").read_bytes()  # x264 writes its settings into the file
+    assert b"crf=10.0" in told
+    assert b"subme=2 " in told, "veryfast"
     assert 1.5 * (tmp_path / "40.mp4").stat().st_size < (tmp_path / "10.mp4").stat().st_size
