@@ -326,7 +326,9 @@ class TestStored:
         assert passed.dtype == np.float32
         assert passed.tolist() == pytest.approx([0, 0.1, 0.25, 1, 1, 0])
         assert positions_of(np.array([5.0, 6.0]), 5.0, 0.5).tolist() == [0, 1]
-        assert positions_of(np.array([5.0, 6.0]), 5.0, 0.0).tolist() == [0, 0]
+        still = positions_of(np.array([5.0, 6.0]), 5.0, 0.0)
+        assert still.tolist() == [0, 0]
+        assert still.dtype == np.float32
 
     @given(st.integers(1, 50), st.integers(1, 50))
     def test_uniform_positions_are_the_nearest_to_the_centres(self, stored: int, count: int) -> None:
