@@ -51,7 +51,8 @@ test: setup lint types  ## lint, types and tests
 test-slow: setup  ## the slow tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --slow -m slow
 
-test-all: test test-slow  ## both
+test-all: setup lint types  ## lint, types and all tests, as CI runs them
+	$(BIN)/python -m pytest -n $(WORKERS) --slow
 
 coverage: setup  ## which errors of the package the tests reach: a table by folder
 	$(BIN)/python -m coverage run -m pytest -n $(WORKERS)
