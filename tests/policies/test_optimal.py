@@ -334,6 +334,20 @@ class TestBeam:
         assert all(set(after) <= set(before) for before, after in itertools.pairwise(asked))
         assert set(asked[1]) < set(asked[0])
 
+    @pytest.mark.parametrize(("gain", "chosen"), [(5e-7, [0, 1]), (5e-6, [2, 3])])
+    def test_an_exchange_must_gain_more_than_a_network_is_sure_of(self, gain: float, chosen: list[int]) -> None:
+        """A beam of one grows to 0 1; the better 2 3 is two exchanges away, each of which gains a little."""
+        value = {(0,): -1.0, (0, 1): -2.0, (0, 2): -2.0 + gain, (2, 3): -2.0 + 2 * gain}
+
+        def classifier(positions: torch.Tensor) -> torch.Tensor:
+            grows = positions.shape[-1] == 2 and len(positions[0]) == 3  # 0 with each of the others
+            seen = [value.get(tuple(one), -9.0) for one in positions[0].tolist()]
+            if grows:
+                seen = [-2.0 if one == [0, 1] else -9.0 for one in positions[0].tolist()]
+            return torch.tensor([seen], dtype=torch.float64)
+
+        assert beam_search(classifier, 1, 4, 2, width=1).positions.tolist() == [chosen]
+
     def test_ties_go_to_the_earliest_set(self) -> None:
         result = beam_search(lambda p: torch.zeros(p.shape[:2]), 2, 6, 3, width=4)
         assert result.positions.tolist() == [[0, 1, 2]] * 2

@@ -107,8 +107,27 @@ def test_is_the_slow_rule(fast, slow, share: float, masked: bool) -> None:  # ty
         assert chosen.tolist() == expected
 
 
+def test_frames_may_be_the_opposite_of_each_other() -> None:
+    """Similarities below 0, as cosines have them, speak for a frame."""
+    scores, features = random_videos(25, 12, 5)
+    unit = features / np.linalg.norm(features, axis=-1, keepdims=True)
+    cosines = unit @ unit.transpose(0, 2, 1)
+    assert cosines.min() < -0.9
+    for number in (2, 3, 5):
+        expected = [slow_mmr(scores[b], cosines[b], number, 0.3, np.ones(12)) for b in range(25)]
+        assert mmr(scores, cosines, number, trade_off=0.3).tolist() == expected
+
+
 @pytest.mark.parametrize("rule", [mmr, dpp, facility_location])
 class TestBoth:
+    def test_the_trade_off_that_is_documented(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores, features = random_videos(25, 12, 6)
+        scores /= 10  # as much as frames differ in how well they stand for the others
+        similarity = gaussian_kernel(features, median_bandwidth(features))
+        own = rule(scores, similarity, 4)
+        np.testing.assert_array_equal(own, rule(scores, similarity, 4, trade_off=0.7))
+        assert (own != rule(scores, similarity, 4, trade_off=0.99)).any()
+
     def test_take_one_of_two_equal_frames_where_ranking_takes_both(self, rule) -> None:  # type: ignore[no-untyped-def]
         scores = np.array([[0.9, 0.9, 0.8, 0.1]])
         similarity = gaussian_kernel(np.array([[[0.0], [0.0], [9.0], [-9.0]]]), 1.0)
