@@ -139,6 +139,12 @@ class TestBoth:
         assert rule(scores, np.ones((1, 4, 4)), 3).tolist() == [[1, 2, 3]]
         assert rule(np.zeros((1, 4)), np.ones((1, 4, 4)), 2).tolist() == [[0, 1]]
 
+    def test_a_score_that_is_no_number_is_the_lowest(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores, similarity = np.array([[math.nan, 0.2, 0.1, 0.3]]), np.eye(4)[None]
+        assert rule(scores, similarity, 1).tolist() == [[3]]
+        assert rule(scores, similarity, 3).tolist() == [[1, 2, 3]]
+        assert rule(scores, similarity, 4).tolist() == [[0, 1, 2, 3]]
+
     def test_what_masked_candidates_hold_does_not_matter(self, rule) -> None:  # type: ignore[no-untyped-def]
         scores, features = random_videos(5, 8, 3)
         similarity = gaussian_kernel(features, 1.0)
@@ -146,6 +152,13 @@ class TestBoth:
         scores[:, 6:], similarity[:, 6:], similarity[:, :, 6:] = math.nan, math.nan, math.nan
         mask = np.tile(np.arange(8) < 6, (5, 1))
         np.testing.assert_array_equal(rule(scores, similarity, 4, mask=mask), alone)
+
+
+def test_a_duplicate_explains_nothing_of_the_others() -> None:
+    """Two equal frames whose scores are worth it; then one unlike them before a better one that is like them."""
+    features = np.array([[[0.0], [0.0], [0.15], [9.0]]])
+    scores = np.array([[30.0, 30.0, 1.0, 0.5]])
+    assert dpp(scores, gaussian_kernel(features, 1.0), 3).tolist() == [[0, 1, 3]]
 
 
 def test_mmr_with_full_trade_off_is_ranking() -> None:
