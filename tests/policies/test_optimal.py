@@ -13,8 +13,10 @@ import torch
 from sosampler.errors import InvalidArgument
 from sosampler.policies import positional as rules
 from sosampler.policies.optimal import (
+    ClipLoss,
     OptimalChoice,
     beam_search,
+    clip_loss,
     optimal_by_enumeration,
     optimal_mean_logits,
     optimal_pooled,
@@ -251,6 +253,26 @@ class TestOptimal:
                 optimal_mean_logits(logits, labels, 2, activation="relu", max_subsets=most)
             with pytest.raises(InvalidArgument, match="more than the 30 real"):
                 optimal_mean_logits(logits, labels, 31, max_subsets=most)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_derivatives_are_those_of_autograd(activation: str) -> None:
+    """By which the certified search finds its bounds; wrong ones would make it slow, not wrong."""
+    logits = 2 * torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    labels = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 0], [1, 1, 0, 1]])
+    loss = clip_loss(logits, labels, 2, activation)
+    weights = torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    for video in range(3):
+        alone = loss.at(slice(video, video + 1))
+
+        def value(w: torch.Tensor, alone: ClipLoss = alone) -> torch.Tensor:
+            return alone.value((w[:, None] * alone.rows[0]).sum(0)[None])[0]
+
+        total = (weights[video][:, None] * alone.rows[0]).sum(0)[None]
+        slope = alone.rows[0] @ alone.gradient(total)[0]
+        torch.testing.assert_close(slope, torch.autograd.functional.jacobian(value, weights[video]))
+        factor = alone.hessian_factor(total)[0]
+        torch.testing.assert_close(factor @ factor.T, torch.autograd.functional.hessian(value, weights[video]))
 
 
 def spread_classifier(seed: int, batch: int, candidates: int) -> Callable[[torch.Tensor], torch.Tensor]:
