@@ -9,7 +9,7 @@ READER ?= pyav
 # Where Python may not write bytecode, every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all mutants fuzz lint types format docs bench clean
+.PHONY: help setup demo test test-slow test-all coverage mutants fuzz lint types format docs bench clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,7 +51,14 @@ test: setup lint types  ## lint, types and tests
 test-slow: setup  ## the slow tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --slow -m slow
 
-test-all: test test-slow  ## both
+test-all: setup lint types  ## lint, types and all tests, as CI runs them
+	$(BIN)/python -m pytest -n $(WORKERS) --slow
+
+coverage: setup  ## which errors of the package the tests reach: a table by folder
+	$(BIN)/python -m coverage run -m pytest -n $(WORKERS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet -o .coverage.json
+	$(BIN)/python -m tests.error_paths .coverage.json
 
 # mutmut 3 does not work with pytest 9 yet, so it has an environment of its own.
 .venv-mutants/.done: $(VENV)/.uv pyproject.toml constraints.txt
@@ -88,4 +95,4 @@ bench: setup  ## decode benchmark: make bench CLIP=video.mp4
 	$(BIN)/sosampler bench decode "$(CLIP)" --work .bench --out .bench/decode.json
 
 clean:
-	rm -rf $(VENV) .venv-mutants mutants demo site .bench .fuzz .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-mutants mutants demo site .bench .fuzz .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -149,6 +149,31 @@ def without_usability_information(data: bytes) -> bytes:
     return bytes(cleared)
 
 
+def late_b_frames() -> bytes:
+    """A recording whose first two seconds have no B-frames, and whose header does not announce those that follow.
+
+    In Matroska, since an MP4 says of each frame by how much it is late. FFmpeg itself loses frames of this file.
+    """
+    made, copied = io.BytesIO(), io.BytesIO()
+    with av.open(made, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=FPS, options=_HIERARCHICAL)
+        stream.width, stream.height, stream.pix_fmt = 192, 128, "yuv420p"
+        for number in range(90):
+            frame = av.VideoFrame.from_ndarray(numbered_frame(number), format="rgb24")
+            if number < 60:
+                frame.pict_type = av.video.frame.PictureType.P
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    unstated = without_usability_information(made.getvalue())
+    with av.open(io.BytesIO(unstated)) as source, av.open(copied, "w", format="matroska") as container:
+        copy = container.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = copy
+                container.mux(packet)
+    return copied.getvalue()
+
+
 def with_damage(data: bytes, *, packets: set[int], share: float = 0.6) -> bytes:
     """The same file with noise in place of the pictures of some packets (numbers in decoding order)."""
     damaged, rng = bytearray(data), np.random.default_rng(0)

@@ -296,6 +296,7 @@ def saved(video: Path, out: Path, python: str = sys.executable) -> NDArray[np.in
 
 # The oldest, the first with a container's index, and the newest, which is not made for Python 3.11.
 @pytest.mark.light
+@pytest.mark.slow
 @pytest.mark.parametrize(("pyav", "version"), [("==15.0.0", "running"), ("==17.0.0", "running"), (">=19", "3.12")])
 def test_each_pyav_reads_the_same_frames(
     pyav: str, version: str, wheel: Path, clip: Path, tmp_path: Path, zoo: Path, chosen_here: dict[tuple[str, str], Any]

@@ -77,6 +77,13 @@ def is_working(process: psutil.Process) -> bool:
         return False
 
 
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Wait so long, or until the process has ended if that is earlier."""
+    end, process = time.monotonic() + seconds, psutil.Process(pid)
+    while time.monotonic() < end and is_working(process):
+        time.sleep(0.002)
+
+
 # A process that has torch loaded, from which the victims are forked: they begin their work at once.
 _FORKS = """
 import os, sys
@@ -164,7 +171,7 @@ def test_killed_again_and_again_it_ends_as_unbroken(wanted: int, victims: Victim
     out, kills, at_kill = tmp_path / "killed", 0, set()
     for _ in range(10 * wanted):
         victim = victims.start(out, rng.choice((0, 0, 0, 2)))
-        time.sleep(rng.uniform(0, takes))
+        wait_for_end(victim, rng.uniform(0, takes))
         decoders = descendants(victim)
         os.kill(victim, signal.SIGKILL)
         code = victims.ended()

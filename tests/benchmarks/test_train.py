@@ -66,7 +66,13 @@ def test_seconds_are_those_of_all_epochs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failing_training_is_told_in_its_words(tmp_path: Path) -> None:
     given = argparse.Namespace(
-        work=tmp_path, seeds=[0], variants=False, epochs=1, sampler_weights=tmp_path / "none", parallel=3
+        recipes=list(samplers.RECIPES),
+        work=tmp_path,
+        seeds=[0],
+        variants=False,
+        epochs=1,
+        sampler_weights=tmp_path / "none",
+        parallel=3,
     )
     with pytest.raises(SystemExit, match=r"(?s)seed 0: .*sosampler: .*bank10"):
         samplers.train_samplers(given)

@@ -93,6 +93,18 @@ def test_published_ratios_are_those_of_the_times() -> None:
             assert row["met"] in (None, True)
 
 
+def test_mutants_are_those_that_were_counted() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "mutants.json").read_text())["modules"]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    noticed = {name: row["noticed"] + row["without_end"] for name, row in rows.items()}  # a loop without end is seen
+    total, seen = sum(row["changes"] for row in rows.values()), sum(noticed.values())
+    only_dtype = sum(row["dtype_or_strict_only"] for row in rows.values())
+    assert f"{seen:,} of {total:,} ({100 * seen / total:.1f} %; the goal is 95); {only_dtype} of the others" in text
+    for name, row in rows.items():
+        share = 100 * noticed[name] / row["changes"]
+        assert f"| `{name}` | {row['changes']} | {noticed[name]} ({share:.0f} %) |" in text
+
+
 @pytest.mark.slow
 def test_classifier_table_is_what_is_counted() -> None:
     pytest.importorskip("torch")

@@ -202,11 +202,21 @@ def test_a_frame_that_leads_astray_ends_it() -> None:
         ({"min": 5, "max": 4}, "auto_min=5 is more than auto_max=4"),
         ({"tolerance": -0.1}, "auto_tolerance=-0.1"),
         ({"tolerance": float("nan")}, "auto_tolerance=nan"),
+        ({"sure": 0.0}, "auto_sure=0"),
+        ({"sure": 1.01}, "auto_sure=1.01 must be above 0 and at most 1"),
     ],
 )
 def test_bad_bounds(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Auto(**options)
+
+
+def test_settings_ready_for_json() -> None:
+    assert Auto(min=2, max=2).to_dict() == {"num_frames": "auto", "min": 2, "max": 2, "tolerance": 0.005}
+    expected = np.array([0.123456789, 0.5, 0.7], dtype=np.float32)
+    told = Auto(max=2, tolerance=0.1, sure=1.0).to_dict(expected)
+    assert told["sure"] == 1.0
+    assert told["expected"] == [0.123457, 0.5]
 
 
 def test_bounds_without_auto_are_refused() -> None:

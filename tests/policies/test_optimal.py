@@ -13,8 +13,10 @@ import torch
 from sosampler.errors import InvalidArgument
 from sosampler.policies import positional as rules
 from sosampler.policies.optimal import (
+    ClipLoss,
     OptimalChoice,
     beam_search,
+    clip_loss,
     optimal_by_enumeration,
     optimal_mean_logits,
     optimal_pooled,
@@ -253,6 +255,26 @@ class TestOptimal:
                 optimal_mean_logits(logits, labels, 31, max_subsets=most)
 
 
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_derivatives_are_those_of_autograd(activation: str) -> None:
+    """By which the certified search finds its bounds; wrong ones would make it slow, not wrong."""
+    logits = 2 * torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    labels = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 0], [1, 1, 0, 1]])
+    loss = clip_loss(logits, labels, 2, activation)
+    weights = torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    for video in range(3):
+        alone = loss.at(slice(video, video + 1))
+
+        def value(w: torch.Tensor, alone: ClipLoss = alone) -> torch.Tensor:
+            return alone.value((w[:, None] * alone.rows[0]).sum(0)[None])[0]
+
+        total = (weights[video][:, None] * alone.rows[0]).sum(0)[None]
+        slope = alone.rows[0] @ alone.gradient(total)[0]
+        torch.testing.assert_close(slope, torch.autograd.functional.jacobian(value, weights[video]))
+        factor = alone.hessian_factor(total)[0]
+        torch.testing.assert_close(factor @ factor.T, torch.autograd.functional.hessian(value, weights[video]))
+
+
 def spread_classifier(seed: int, batch: int, candidates: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Depends on pairs of frames, so that no frame has a value of its own."""
     generator = torch.Generator().manual_seed(seed)
@@ -333,6 +355,20 @@ class TestBeam:
         assert asked[0] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
         assert all(set(after) <= set(before) for before, after in itertools.pairwise(asked))
         assert set(asked[1]) < set(asked[0])
+
+    @pytest.mark.parametrize(("gain", "chosen"), [(5e-7, [0, 1]), (5e-6, [2, 3])])
+    def test_an_exchange_must_gain_more_than_a_network_is_sure_of(self, gain: float, chosen: list[int]) -> None:
+        """A beam of one grows to 0 1; the better 2 3 is two exchanges away, each of which gains a little."""
+        value = {(0,): -1.0, (0, 1): -2.0, (0, 2): -2.0 + gain, (2, 3): -2.0 + 2 * gain}
+
+        def classifier(positions: torch.Tensor) -> torch.Tensor:
+            grows = positions.shape[-1] == 2 and len(positions[0]) == 3  # 0 with each of the others
+            seen = [value.get(tuple(one), -9.0) for one in positions[0].tolist()]
+            if grows:
+                seen = [-2.0 if one == [0, 1] else -9.0 for one in positions[0].tolist()]
+            return torch.tensor([seen], dtype=torch.float64)
+
+        assert beam_search(classifier, 1, 4, 2, width=1).positions.tolist() == [chosen]
 
     def test_ties_go_to_the_earliest_set(self) -> None:
         result = beam_search(lambda p: torch.zeros(p.shape[:2]), 2, 6, 3, width=4)

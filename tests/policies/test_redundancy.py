@@ -107,8 +107,27 @@ def test_is_the_slow_rule(fast, slow, share: float, masked: bool) -> None:  # ty
         assert chosen.tolist() == expected
 
 
+def test_frames_may_be_the_opposite_of_each_other() -> None:
+    """Similarities below 0, as cosines have them, speak for a frame."""
+    scores, features = random_videos(25, 12, 5)
+    unit = features / np.linalg.norm(features, axis=-1, keepdims=True)
+    cosines = unit @ unit.transpose(0, 2, 1)
+    assert cosines.min() < -0.9
+    for number in (2, 3, 5):
+        expected = [slow_mmr(scores[b], cosines[b], number, 0.3, np.ones(12)) for b in range(25)]
+        assert mmr(scores, cosines, number, trade_off=0.3).tolist() == expected
+
+
 @pytest.mark.parametrize("rule", [mmr, dpp, facility_location])
 class TestBoth:
+    def test_the_trade_off_that_is_documented(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores, features = random_videos(25, 12, 6)
+        scores /= 10  # as much as frames differ in how well they stand for the others
+        similarity = gaussian_kernel(features, median_bandwidth(features))
+        own = rule(scores, similarity, 4)
+        np.testing.assert_array_equal(own, rule(scores, similarity, 4, trade_off=0.7))
+        assert (own != rule(scores, similarity, 4, trade_off=0.99)).any()
+
     def test_take_one_of_two_equal_frames_where_ranking_takes_both(self, rule) -> None:  # type: ignore[no-untyped-def]
         scores = np.array([[0.9, 0.9, 0.8, 0.1]])
         similarity = gaussian_kernel(np.array([[[0.0], [0.0], [9.0], [-9.0]]]), 1.0)
@@ -120,6 +139,12 @@ class TestBoth:
         assert rule(scores, np.ones((1, 4, 4)), 3).tolist() == [[1, 2, 3]]
         assert rule(np.zeros((1, 4)), np.ones((1, 4, 4)), 2).tolist() == [[0, 1]]
 
+    def test_a_score_that_is_no_number_is_the_lowest(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores, similarity = np.array([[math.nan, 0.2, 0.1, 0.3]]), np.eye(4)[None]
+        assert rule(scores, similarity, 1).tolist() == [[3]]
+        assert rule(scores, similarity, 3).tolist() == [[1, 2, 3]]
+        assert rule(scores, similarity, 4).tolist() == [[0, 1, 2, 3]]
+
     def test_what_masked_candidates_hold_does_not_matter(self, rule) -> None:  # type: ignore[no-untyped-def]
         scores, features = random_videos(5, 8, 3)
         similarity = gaussian_kernel(features, 1.0)
@@ -127,6 +152,13 @@ class TestBoth:
         scores[:, 6:], similarity[:, 6:], similarity[:, :, 6:] = math.nan, math.nan, math.nan
         mask = np.tile(np.arange(8) < 6, (5, 1))
         np.testing.assert_array_equal(rule(scores, similarity, 4, mask=mask), alone)
+
+
+def test_a_duplicate_explains_nothing_of_the_others() -> None:
+    """Two equal frames whose scores are worth it; then one unlike them before a better one that is like them."""
+    features = np.array([[[0.0], [0.0], [0.15], [9.0]]])
+    scores = np.array([[30.0, 30.0, 1.0, 0.5]])
+    assert dpp(scores, gaussian_kernel(features, 1.0), 3).tolist() == [[0, 1, 3]]
 
 
 def test_mmr_with_full_trade_off_is_ranking() -> None:

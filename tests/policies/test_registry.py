@@ -61,6 +61,13 @@ def test_centre_takes_the_middle() -> None:
     assert choose_one(get_policy("centre"), 11, 3, None, seed=0).positions.tolist() == [4, 5, 6]
 
 
+def test_as_many_candidates_as_a_policy_needs() -> None:
+    needed = {name: [get_policy(name).default_candidates(count) for count in (4, 12)] for name in list_policies()}
+    assert needed["uniform"] == needed["keyframe"] == needed["all"] == [4, 12]
+    assert needed["frameexit"] == [10, 12]
+    assert needed["centre"] == needed["random"] == [32, 48]
+
+
 def test_random_follows_its_seed() -> None:
     policy = get_policy("random")
     first, same, other = (choose_one(policy, 50, 8, None, seed=seed).positions.tolist() for seed in (3, 3, 4))
@@ -76,6 +83,13 @@ def test_random_takes_every_candidate_equally_often() -> None:
 class TestFrameExit:
     def test_published_order(self) -> None:
         assert frameexit_order(10) == [5, 0, 9, 2, 7, 4, 6, 3, 8, 1] == list(FRAMEEXIT_ORDER_10)
+
+    def test_other_numbers_go_gap_by_gap_from_left_to_right(self) -> None:
+        assert frameexit_order(1) == [0]
+        assert frameexit_order(2) == [1, 0]
+        assert frameexit_order(4) == [2, 0, 3, 1]
+        assert frameexit_order(9) == [4, 0, 8, 2, 6, 1, 3, 5, 7]
+        assert frameexit_order(12) == [6, 0, 11, 3, 8, 1, 4, 7, 9, 2, 5, 10]
 
     @given(st.integers(1, 200))
     def test_every_order_is_a_permutation(self, count: int) -> None:

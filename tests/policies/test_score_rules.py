@@ -164,6 +164,9 @@ class TestDifferencePeaks:
         scores = [0, 9, 7, 8, 0, 5, 0]
         assert difference_peaks(scores, 2, spacing=0).tolist() == [1, 5]
 
+    def test_of_many_equal_peaks_the_earliest(self) -> None:
+        assert difference_peaks([0, 1] * 40, 20, spacing=0).tolist() == list(range(1, 40, 2))
+
     def test_both_ends_may_be_peaks(self) -> None:
         assert difference_peaks([5, 1, 2, 1, 6], 2).tolist() == [0, 4]
 
@@ -226,6 +229,25 @@ class TestAKS:
         assert aks(rough, 64 // 16 * 2, threshold=2, max_depth=2).reshape(4, 2).tolist() == [
             (begin + rules.top(rough[begin : begin + 16], 2)).tolist() for begin in range(0, 64, 16)
         ]
+
+    def test_what_stands_out_by_the_threshold_itself_is_taken(self) -> None:
+        scores = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]  # the mean of the best is 1, of all 0.2
+        assert aks(scores, 2).tolist() == [0, 1]
+        assert aks(scores, 2, threshold=0.81).tolist() == [0, 5]
+
+    def test_both_halves_are_split_as_deep(self) -> None:
+        for seed in range(20):
+            rough = np.random.default_rng(seed).random(64)
+            for depth in (1, 2, 3):
+                part = 64 >> depth
+                best = [begin + rules.top(rough[begin : begin + part], 2) for begin in range(0, 64, part)]
+                found = aks(rough, 2 << depth, threshold=2, max_depth=depth)
+                np.testing.assert_array_equal(found, np.concatenate(best))
+
+    def test_splits_five_times_unless_told_otherwise(self) -> None:
+        rough = np.random.default_rng(0).random(256)
+        np.testing.assert_array_equal(aks(rough, 64, threshold=2), aks(rough, 64, threshold=2, max_depth=5))
+        assert (aks(rough, 64, threshold=2) != aks(rough, 64, threshold=2, max_depth=6)).any()
 
     def test_equal_scores_are_spread(self) -> None:
         assert aks(np.ones(32), 4).tolist() == [0, 8, 16, 24]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageFilter
 
 import sosampler as so
 from sosampler.datasets.manifest import read_manifest
@@ -122,6 +123,21 @@ class TestPlan:
         assert len(reel.digest()) == 8  # hexadecimal digits
         assert reel.digest() == plan(PRESETS["demo"], 2)[0].digest()
         assert len({reel.digest(), plan(PRESETS["demo"], 2)[1].digest(), reel.digest("x")}) == 3
+        assert repr(reel) == "Reel(0-000000, class 2, shots ##.......#.#, 11.8333 s)"
+
+    def test_plans_stay_what_they_are(self) -> None:
+        """Files are named by these digests; another arithmetic would give the same name to other frames."""
+        moving = replace(PRESETS["demo"], flip=0.3, crop_area=(0.3, 0.9))
+        assert [reel.digest() for reel in plan(moving, 3, seed=9)] == ["fe9ffa6e", "037a0833", "027e594e"]
+        assert [reel.digest() for reel in plan(PRESETS["sports22"], 2, seed=9)] == ["45cf85ec", "dfdf44bc"]
+
+    def test_bounds_themselves_are_allowed(self) -> None:
+        most = ReelRecipe(share=1, crop_area=1, flip=1, pan=1, zoom=0.9, blur=0.5, fade=1, picture_size=264)
+        assert (most.share, most.crop_area, most.blur) == (1, 1, 0.5)  # one number stays one
+        least = ReelRecipe(num_shots=1, share=0, crop_area=1e-4, seconds_per_shot=1e-3, fps=1, size=1, picture_size=1)
+        assert all(shot.num_frames == 1 for reel in plan(least, 3) for shot in reel.shots)
+        assert ReelRecipe(num_shots=(2, 2), min_class_shots=2, draws="numpy").num_shots == (2, 2)
+        assert ReelRecipe(num_shots=(2, 2), draws="torch").num_shots == (2, 2)
 
 
 class TestSports22:
@@ -205,7 +221,7 @@ class TestBadRecipes:
         ("wrong", "message"),
         [
             ({"num_shots": 0}, "num_shots=0 must be an int of at least 1"),
-            ({"num_shots": (3, 2)}, "low <= high"),
+            ({"num_shots": (3, 2)}, "num_shots=(3, 2) must be (low, high) with low <= high$"),
             ({"num_shots": (1, 2, 3)}, "one number, or"),
             ({"num_shots": 2.5}, "num_shots=2.5"),
             ({"share": (0.5, 1.2)}, "low <= high <= 1"),
@@ -214,10 +230,14 @@ class TestBadRecipes:
             ({"min_class_shots": 11}, "more than the 10 shots"),
             ({"num_candidates": 0}, "num_candidates=0"),
             ({"crop_area": 0}, "crop_area=0"),
+            ({"crop_area": 1.01}, "low <= high <= 1$"),
+            ({"num_shots": (0, 3)}, "num_shots=0 must be an int of at least 1"),
             ({"seconds_per_shot": float("nan")}, "seconds_per_shot=nan"),
             ({"fps": 12.5}, "fps=12.5"),
             ({"flip": 2}, "flip=2 must be a number from 0 to 1"),
             ({"pan": -1}, "pan=-1"),
+            ({"pan": 1.01}, "from 0 to 1$"),
+            ({"blur": 0.51}, "from 0 to 0.5$"),
             ({"zoom": 1.0}, "from 0 to 0.9"),
             ({"fade": 1.5}, "fade=1.5"),
             ({"blur": True}, "blur=True"),
@@ -228,7 +248,7 @@ class TestBadRecipes:
         ],
     )
     def test_recipes(self, wrong: dict, message: str) -> None:
-        with pytest.raises(InvalidArgument, match=message.replace("(", r"\(")):
+        with pytest.raises(InvalidArgument, match=message.replace("(", r"\(").replace(")", r"\)")):
             ReelRecipe(**wrong)
 
     @pytest.mark.parametrize(
@@ -250,6 +270,8 @@ class TestBadRecipes:
     def test_without_distractors_every_shot_must_show_the_class(self) -> None:
         reels = plan_reels(replace(SMALL, share=1), pictures_per_class=[2], num_distractors=0, count=5, seed=0)
         assert np.all(class_flags(reels))
+        with pytest.raises(InvalidArgument, match="num_distractors=0 cannot be used with share"):
+            plan_reels(replace(SMALL, share=(0.5, 1)), pictures_per_class=[2], num_distractors=0, count=5, seed=0)
 
 
 def one_shot(pictures: Pictures, **moves: float) -> Reel:
@@ -334,6 +356,30 @@ class TestFrames:
             expected = crop(pictures.get(shot.label, shot.picture), (left, top, side), 48, flip=shot.flip)
             assert (Renderer(reel, pictures).frame(index) == expected).all()
 
+    def test_moving_shots_frame_by_frame(self, pictures: ProceduralPictures) -> None:
+        """Every move at once, also where a fade shows a shot before it begins or after it has ended."""
+        recipe = replace(SMALL, num_shots=3, share=1.0, crop_area=0.5, pan=0.5, zoom=0.4, blur=0.1, fade=1.0)
+        reel = plan_from(pictures, recipe, count=1, seed=4)[0]
+        blurred = outside = 0
+
+        def view(number: int, index: int) -> np.ndarray:
+            nonlocal blurred, outside
+            shot = reel.shots[number]
+            passed = (index + 0.5 - shot.first_frame) / shot.num_frames
+            outside += not 0 <= passed <= 1
+            passed = min(max(passed, 0), 1)
+            box = tuple((1 - passed) * a + passed * b for a, b in zip(shot.start, shot.end, strict=True))
+            frame = crop(pictures.get(shot.label, shot.picture), box, 48, flip=shot.flip)
+            radius = 48 * ((1 - passed) * shot.blur[0] + passed * shot.blur[1])
+            blurred += radius >= 0.1
+            return np.asarray(Image.fromarray(frame).filter(ImageFilter.GaussianBlur(radius))).astype(np.float64)
+
+        for index, frame in enumerate(frames_of(reel, pictures)):
+            expected = sum(weight * view(number, index) for number, weight in layers(reel, index))
+            assert np.abs(frame - expected).max() <= 1.01  # positions are summed up in another order
+        assert blurred > 20
+        assert outside > 4
+
     def test_fades_blend_the_two_shots(self, pictures: ProceduralPictures) -> None:
         still, faded = one_shot(pictures), one_shot(pictures, fade=1.0)
         before, after = (Renderer(still, pictures).frame(index).astype(np.float64) for index in (0, 15))
@@ -394,6 +440,7 @@ class TestFiles:
         for reel in plan_from(pictures, recipe, count=2, seed=6):
             path = tmp_path / f"{reel.id}.mp4"
             write_reel(path, reel, pictures)
+            assert b"crf=18.0" in path.read_bytes()
             chosen = so.select(path, policy="all", num_candidates=reel.total_num_frames)
             assert chosen.metadata.total_num_frames == reel.total_num_frames
             assert chosen.metadata.duration == pytest.approx(reel.duration, abs=1e-3)
@@ -454,4 +501,7 @@ def test_keyframes_every_four_seconds_and_less_detail_with_a_higher_crf(tmp_path
         write_mp4(tmp_path / f"{crf}.mp4", [noise] * 50, fps=5, crf=crf)
     timeline = so.open_video(tmp_path / "10.mp4").timeline()
     assert timeline.keyframe_indices.tolist() == [0, 20, 40]
+    told = (tmp_path / "10.mp4").read_bytes()  # x264 writes its settings into the file
+    assert b"crf=10.0" in told
+    assert b"subme=2 " in told, "veryfast"
     assert 1.5 * (tmp_path / "40.mp4").stat().st_size < (tmp_path / "10.mp4").stat().st_size

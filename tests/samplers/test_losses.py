@@ -360,10 +360,11 @@ class TestEveryClassLoss:
         assert slope[:, 4:].eq(0).all()
 
     @every_class_loss
-    def test_videos_of_different_lengths(self, loss: Loss) -> None:
+    @pytest.mark.parametrize("few", [1, 2])
+    def test_videos_of_different_lengths(self, loss: Loss, few: int) -> None:
         logits, probs, labels = logits_probs_labels(2, 5, 3)
-        mask = torch.arange(5) < torch.tensor([[5], [2]])
-        parts = loss(logits[:1], probs[:1], labels[:1]) + loss(logits[1:, :2], probs[1:, :2], labels[1:])
+        mask = torch.arange(5) < torch.tensor([[5], [few]])
+        parts = loss(logits[:1], probs[:1], labels[:1]) + loss(logits[1:, :few], probs[1:, :few], labels[1:])
         torch.testing.assert_close(loss(logits, probs, labels, mask), parts / 2)
 
 
@@ -431,6 +432,32 @@ class TestWholeLoss:
             "hinge": lambda: hinge_ranking(output.importance, wanted, margin=0.2, weighted=recipe.weighted),
         }[loss]()
         _, parts = SamplerLoss(recipe)(output, probs, labels)
+        torch.testing.assert_close(parts["rank"], expected)
+
+    @pytest.mark.parametrize("loss", ["hinge", "mse", "l2", "logistic", "listwise"])
+    @pytest.mark.parametrize("weighted", [True, False])
+    def test_each_loss_knows_the_mask_the_weights_and_the_temperature(self, loss: str, weighted: bool) -> None:
+        """tau sharpens targets that are normalised over the frames."""
+        given = {"loss": loss, "weighted": weighted, "margin": 0.2, "temperature": 0.4}
+        output, probs, labels = self.output()
+        target, predicted = probs.amax(dim=-1), output.importance
+        if loss in ("logistic", "listwise"):
+            given |= {"tau": None, "prediction": "raw"}
+        else:
+            given |= {"tau": 0.3, "prediction": "softmax"}
+            target, predicted = (target / 0.3).softmax(dim=-1), predicted.softmax(dim=-1)
+        recipe = read_recipe("paper", class_head=False, lam=1.0, **given)
+        expected = {
+            "hinge": lambda: hinge_ranking(predicted, target, margin=0.2, weighted=weighted),
+            "mse": lambda: squared_error(predicted, target),
+            "l2": lambda: l2_norm(predicted, target),
+            "logistic": lambda: pairwise_logistic(predicted, target, weighted=weighted),
+            "listwise": lambda: listwise(predicted, target, temperature=0.4),
+        }[loss]()
+        _, parts = SamplerLoss(recipe)(output, probs, labels)
+        torch.testing.assert_close(parts["rank"], expected)
+        longer = Output(*(padded(values) for values in output))
+        _, parts = SamplerLoss(recipe)(longer, padded(probs), labels, torch.arange(8).expand(3, 8) < 5)
         torch.testing.assert_close(parts["rank"], expected)
 
     @pytest.mark.parametrize("multi_label", [True, False])

@@ -21,7 +21,7 @@ from sosampler.policies.learned import LearnedPolicy, expected_of
 from sosampler.samplers.export import export_sampler
 from sosampler.training import loop as loop_module
 from sosampler.training import rewards, train_sampler
-from sosampler.training.rewards import ClipClassifier, budget_targets, fit_budget
+from sosampler.training.rewards import ClipClassifier, budget_targets, clip_outputs, fit_budget
 from sosampler.training.sampler_data import crop
 from sosampler.training.train_sampler import SamplerLoop, train
 from tests.classifiers import hf_networks
@@ -106,6 +106,28 @@ def by_hand(bank: so.Bank, classifier: Any, row: int, stored: list[int]) -> Tens
 
 
 # ---- rewards
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_outputs_of_clips_follow_from_those_of_frames(multi_label: bool) -> None:
+    """Of classifiers that average logits, up to half precision; also where a frame is sure."""
+    logits = 3 * torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, 0], logits[1, 2, 3] = 40, -40
+    probs = logits.sigmoid() if multi_label else logits.softmax(-1)
+    positions = torch.tensor([[1, 4], [0, 3], [1, 5], [2, 5]])
+    mean = logits.take_along_dim(positions[..., None], 1).mean(1)
+    outputs = clip_outputs(probs, multi_label=multi_label)
+    torch.testing.assert_close(
+        outputs(positions), mean.sigmoid() if multi_label else mean.softmax(-1), atol=1e-4, rtol=0
+    )
+    sure = outputs(torch.tensor([[0, 1], [2, 3], [0, 1], [0, 1]]))
+    assert sure.isfinite().all()
+    # A frame that is sure counts as one with a probability of 1 - 1e-7, or 1e-7.
+    odds = torch.tensor([1e-7]).logit() if multi_label else torch.tensor([1e-7]).log()
+    if multi_label:
+        other = probs[1, 3, 3].logit()
+        torch.testing.assert_close(sure[1, 3], ((odds[0] + other) / 2).sigmoid())
+        torch.testing.assert_close(sure[0, 0], ((-odds[0] + probs[0, 1, 0].logit()) / 2).sigmoid(), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("make", [frameexit, ColourMax, MeanOfProbabilities, x3d, timesformer])
@@ -375,3 +397,21 @@ def test_easy_videos_get_few_frames(tmp_path: Path) -> None:
     # `select` goes through the same door.
     choice = choose_one(LearnedPolicy(trained.sampler), 8, 8, bank[32].frames(), auto=so.Auto())
     assert choice.positions.tolist() == result.chosen("oc+auto")[0][: counts[0]].tolist()
+
+
+def test_a_budget_is_the_penalised_regression() -> None:
+    """Its gradient is 0: mean log-loss plus half a hundredth of the squared weights of standardised features."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(2, 3, (60, 4)))
+    x[:, 3] = 5.0  # says nothing
+    y = torch.from_numpy(rng.integers(0, 3, 60))
+    weight, bias = fit_budget(x.float(), y + 1, 4)
+    assert bias[3] == -30
+    assert weight[3].eq(0).all()
+    mean, spread = x.mean(0), x.std(0, correction=0)
+    spread[3] = 1.0
+    features, scaled = (x - mean) / spread, weight[:3].double() * spread
+    gap = (x @ weight[:3].double().T + bias[:3].double()).softmax(1) - torch.eye(3, dtype=torch.float64)[y]
+    slope = gap.T @ features / 60 + 0.01 * scaled
+    assert slope.abs().max() < 1e-4
+    assert gap.mean(0).abs().max() < 1e-4

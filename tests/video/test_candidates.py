@@ -12,15 +12,23 @@ from hypothesis import strategies as st
 from sosampler.errors import InvalidArgument
 from sosampler.video.candidates import (
     GRIDS,
+    at_cuts,
     authors_jitter,
     grid_indices,
+    keyframe_in_segments,
     keyframe_positions,
+    keyframes_and_exact,
     linspace_ends,
     nearest_in_order,
+    positions_of,
     rate_times,
     segment_centres,
+    segment_ends,
+    short_of,
     snap,
+    stratified_positions,
     stratified_random,
+    uniform_positions,
 )
 
 totals = st.integers(1, 20_000)
@@ -132,6 +140,11 @@ class TestShortVideos:
         with pytest.raises(InvalidArgument, match="12 candidates were requested but only 5 frames"):
             grid_indices(5, 12, grid=grid, on_short="error")  # type: ignore[arg-type]
 
+    def test_nothing_is_never_repeated(self) -> None:
+        for on_short in ("repeat", "fewer", "error"):
+            with pytest.raises(InvalidArgument, match="3 candidates were requested but only 0 keyframes are there"):
+                short_of(0, 3, on_short, what="keyframes")  # type: ignore[arg-type]
+
     @pytest.mark.parametrize(("name", "value"), [("grid", "square"), ("on_short", "maybe")])
     def test_unknown_words(self, name: str, value: str) -> None:
         with pytest.raises(InvalidArgument, match=f"{name}='{value}' is unknown; choose one of"):
@@ -172,6 +185,9 @@ class TestKeyframes:
     def test_too_few_keyframes(self, on_short: str, expected: list[int]) -> None:
         assert keyframe_positions([1, 2, 3, 4], [0, 30], on_short=on_short).tolist() == expected  # type: ignore[arg-type]
 
+    def test_too_few_keyframes_repeat_unless_told_otherwise(self) -> None:
+        assert keyframe_positions([1, 2, 3, 4], [0, 30]).tolist() == [0, 0, 1, 1]
+
     def test_too_few_keyframes_refused(self) -> None:
         with pytest.raises(InvalidArgument, match="only 2 keyframes"):
             keyframe_positions([1, 2, 3], [0, 30], on_short="error")
@@ -180,6 +196,50 @@ class TestKeyframes:
         keys = np.arange(0, 108_000, 30)
         chosen = nearest_in_order(segment_centres(108_000, 256), keys)
         assert np.abs(keys[chosen] - segment_centres(108_000, 256)).max() <= 15
+
+
+def nearest_target(targets: list[int], frame: int) -> int:
+    """The number of the target to whose segment a frame belongs: the nearest, of two the earlier."""
+    return min(range(len(targets)), key=lambda number: (abs(targets[number] - frame), number))
+
+
+class TestSegments:
+    """Candidates "auto": a keyframe where a segment has one, else the exact frame."""
+
+    @given(sorted_places, st.integers(61, 90))
+    def test_a_segment_ends_where_the_next_target_is_nearer(self, targets: list[int], last: int) -> None:
+        ends = segment_ends(np.array(targets), last)
+        owners = [nearest_target(targets, frame) for frame in range(last)]
+        assert ends.tolist() == [max(f for f in range(last) if owners[f] == t) + 1 for t in range(len(targets))]
+
+    @given(sorted_places, sorted_places)
+    def test_of_the_keyframes_of_a_segment_the_nearest_of_two_the_earlier(
+        self, targets: list[int], keys: list[int]
+    ) -> None:
+        expected = []
+        for number, target in enumerate(targets):
+            own = [place for place, key in enumerate(keys) if nearest_target(targets, key) == number]
+            expected.append(min(own, key=lambda place: (abs(keys[place] - target), place), default=-1))
+        assert keyframe_in_segments(targets, keys).tolist() == expected
+
+    @given(sorted_places, st.data())
+    def test_all_keyframes_and_exact_frames_for_the_rest(self, targets: list[int], data: st.DataObject) -> None:
+        keys = data.draw(st.lists(st.integers(0, 60), max_size=len(targets) - 1, unique=True).map(sorted))
+        places = [*nearest_in_order(keys, targets)]
+        kept = [target for place, target in enumerate(targets) if place not in places]
+        given = targets.copy()
+        assert keyframes_and_exact(given, keys).tolist() == sorted(kept + keys)
+        assert given == targets
+
+    def test_a_video_with_fewer_frames_than_candidates_is_left_as_it_is(self) -> None:
+        assert keyframes_and_exact([0, 0, 1, 2], [2]).tolist() == [0, 0, 1, 2]
+
+    def test_a_keyframe_that_comes_early_sits_at_a_cut(self) -> None:
+        seconds = np.array([0, 10, 20, 29, 37.9, 47.0])  # gaps 10 10 9 8.9 9.1; due from 9 on
+        assert at_cuts(seconds).tolist() == [True, False, False, False, True, False]
+        assert at_cuts(seconds[:1]).tolist() == [True]
+        assert at_cuts(seconds[:1]).dtype == bool
+        assert at_cuts(seconds[:0]).tolist() == []
 
 
 class TestSnap:
@@ -217,6 +277,22 @@ class TestSnap:
         for before, after in zip(targets, snapped, strict=True):
             assert after == before or (after in keys and abs(after - before) / 10.0 <= tolerance + 1e-9)
 
+    @given(
+        st.lists(st.integers(0, 60), min_size=1, max_size=8, unique=True).map(sorted),
+        st.lists(st.integers(0, 60), min_size=1, max_size=5, unique=True).map(sorted),
+        st.integers(0, 12),
+    )
+    def test_is_the_slow_rule(self, targets: list[int], keys: list[int], reach: int) -> None:
+        """Each target asks for its nearest keyframe, which answers the nearest of those that ask."""
+        expected = list(targets)
+        asked = [min(keys, key=lambda key: (abs(key - target), key)) for target in targets]
+        for key in set(asked):
+            asking = [place for place in range(len(targets)) if asked[place] == key]
+            winner = min(asking, key=lambda place: (abs(targets[place] - key), place))
+            if abs(targets[winner] - key) <= reach:
+                expected[winner] = key
+        assert self.run(targets, keys, reach / 10) == expected
+
     def test_negative_tolerance(self) -> None:
         with pytest.raises(InvalidArgument, match="snap_tolerance=-1"):
             self.run([1], [2], tolerance=-1)
@@ -229,8 +305,53 @@ class TestRate:
 
     def test_one_time_at_least(self) -> None:
         assert rate_times(0.0, 0.04, 1.0).tolist() == [0.0]
+        assert rate_times(2.0, 2.0, 1.0).tolist() == [2.0]
+
+    def test_no_time_at_the_end_for_a_rounding_error(self) -> None:
+        assert (0.1 + 0.2) * 10 > 3
+        assert len(rate_times(0.0, 0.1 + 0.2, 10.0)) == 3
+        assert len(rate_times(0.0, 0.3001, 10.0)) == 4
 
     @pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), "1"])
     def test_bad_rates(self, fps: object) -> None:
         with pytest.raises(InvalidArgument, match="fps="):
             rate_times(0.0, 1.0, fps)  # type: ignore[arg-type]
+
+
+class TestStored:
+    """Frames of a bank, of which some are taken again."""
+
+    def test_positions_are_shares_of_the_video_that_have_passed(self) -> None:
+        passed = positions_of(np.array([5.0, 6.0, 7.5, 15.0, 16.0, 4.0]), 5.0, 10.0)
+        assert passed.dtype == np.float32
+        assert passed.tolist() == pytest.approx([0, 0.1, 0.25, 1, 1, 0])
+        assert positions_of(np.array([5.0, 6.0]), 5.0, 0.5).tolist() == [0, 1]
+        still = positions_of(np.array([5.0, 6.0]), 5.0, 0.0)
+        assert still.tolist() == [0, 0]
+        assert still.dtype == np.float32
+
+    @given(st.integers(1, 50), st.integers(1, 50))
+    def test_uniform_positions_are_the_nearest_to_the_centres(self, stored: int, count: int) -> None:
+        positions = uniform_positions(stored, count)
+        for number, position in enumerate(positions.tolist()):
+            centre = (number + 0.5) * stored / count
+            assert position <= centre <= position + 1 + 1e-9
+        if count == stored:
+            assert positions.tolist() == list(range(stored))
+
+    def test_random_positions_reach_all_of_a_part_alike(self) -> None:
+        """5 frames in 2 parts: the first has two, the second three."""
+        rng = np.random.default_rng(0)
+        drawn = np.array([stratified_positions(5, 2, rng) for _ in range(3000)])
+        assert np.bincount(drawn[:, 0]) / 3000 == pytest.approx([1 / 2] * 2, abs=0.04)
+        assert np.bincount(drawn[:, 1])[2:] / 3000 == pytest.approx([1 / 3] * 3, abs=0.04)
+
+    @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 99))
+    def test_random_positions_are_one_of_each_part(self, stored: int, count: int, seed: int) -> None:
+        positions = stratified_positions(stored, count, np.random.default_rng(seed))
+        assert positions.dtype == np.int64
+        if stored < count:
+            assert positions.tolist() == uniform_positions(stored, count).tolist()
+            return
+        edges = [number * stored // count for number in range(count + 1)]
+        assert all(low <= at < high for at, (low, high) in zip(positions, itertools.pairwise(edges), strict=True))

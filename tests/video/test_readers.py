@@ -15,7 +15,7 @@ from sosampler.errors import VideoError
 from sosampler.video.reader import VideoReader
 from sosampler.video.source import open_video
 from sosampler.video.synthetic import numbered_frame, read_number
-from tests.clips import BY_NAME, CLIPS, Clip
+from tests.clips import BY_NAME, CLIPS, Clip, late_b_frames
 from tests.conftest import torchcodec_problem, unavailable
 
 DECODERS = ["pyav", "pyav-2-threads", "torchcodec"]
@@ -232,6 +232,16 @@ def test_timestamps_that_pretend_a_deep_reordering(name: str, monkeypatch: pytes
     monkeypatch.setattr(PacketTable, "reorder_depth", 1000)
     batch = open_video(BY_NAME[name].data).read(np.array([5, 44]))
     assert [read_number(frame) for frame in batch.frames] == [5, 44]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_reordering_that_is_not_announced(threads: int) -> None:
+    """Each decoder is told, again behind each seek, by how much frames are late; else the earliest of them are lost."""
+    wanted = np.array([5, 61, 62, 63, 66, 70, 89])
+    batch = open_video(late_b_frames(), threads=threads).read(wanted)
+    assert batch.notes == ()
+    assert batch.frame_indices.tolist() == wanted.tolist()
+    assert [read_number(frame) for frame in batch.frames] == wanted.tolist()
 
 
 def test_threads_decode_a_dialect_of_mpeg4_as_one_does() -> None:

@@ -225,10 +225,9 @@ def snap(
     times = np.asarray(target_seconds)[where]
     right = np.clip(np.searchsorted(keyframe_seconds, times), 0, len(keys) - 1)
     left = np.maximum(right - 1, 0)
-    to_left, to_right = np.abs(keyframe_seconds[left] - times), np.abs(keyframe_seconds[right] - times)
-    nearest = np.where(to_left <= to_right, left, right)
-    # To the nanosecond, so that of two targets at the same distance the earlier wins and not the rounding error.
-    distance = np.round(np.minimum(to_left, to_right), 9)
+    # To the nanosecond, so that of two at the same distance the earlier wins and not the rounding error.
+    to_left, to_right = (np.round(np.abs(keyframe_seconds[side] - times), 9) for side in (left, right))
+    nearest, distance = np.where(to_left <= to_right, left, right), np.minimum(to_left, to_right)
     snapped = target.copy()
     for key in np.unique(nearest):
         contenders = np.flatnonzero(nearest == key)
