@@ -55,10 +55,11 @@ test-all: setup lint types  ## lint, types and all tests, as CI runs them
 	$(BIN)/python -m pytest -n $(WORKERS) --slow
 
 coverage: setup  ## which errors of the package the tests reach: a table by folder
+	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -n $(WORKERS)
 	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage json --quiet -o .coverage.json
-	$(BIN)/python -m tests.error_paths .coverage.json
+	$(BIN)/python -m coverage json --quiet -o coverage.json
+	$(BIN)/python -m tests.error_paths coverage.json
 
 # mutmut 3 does not work with pytest 9 yet, so it has an environment of its own.
 .venv-mutants/.done: $(VENV)/.uv pyproject.toml constraints.txt
@@ -95,4 +96,4 @@ bench: setup  ## decode benchmark: make bench CLIP=video.mp4
 	$(BIN)/sosampler bench decode "$(CLIP)" --work .bench --out .bench/decode.json
 
 clean:
-	rm -rf $(VENV) .venv-mutants mutants demo site .bench .fuzz .coverage* .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-mutants mutants demo site .bench .fuzz .coverage* coverage.json .mypy_cache .pytest_cache .ruff_cache

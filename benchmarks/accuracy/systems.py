@@ -6,7 +6,8 @@
 BANK has train, dev and test. The stages, which `--stage` runs one at a time, and all of which go on after a kill:
 
 - features: the classifier's answers about all frames, its features, those of a light network and those of networks
-  that systems bring go into the bank.
+  that systems bring go into the bank. With the same methods it comes before all others: only one process may write
+  features into a bank.
 - tune: every learned method has the same number of trials (systems_trials.py), each trained with the first seed. A
   trial counts by its best dev metric over the numbers of frames, or values of its dial, that cost on the mean no more
   than six evenly spread frames. `--tune-bank` is another bank for this, whose dev shares no pictures with its train
@@ -476,7 +477,8 @@ def measure_new(
 def _with_rows(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The result of a split with the rows of what was found now in place of earlier ones of the same trainings."""
     rows = [row for row in known["rows"] if not any(trials.is_of(row["policy"], name) for name in found["runs"])]
-    return {**found, "runs": known["runs"] | found["runs"], "rows": [*rows, *found["rows"]]}
+    networks = known.get("systems", {}) | found.get("systems", {})  # which features each system has
+    return {**found, "runs": known["runs"] | found["runs"], "systems": networks, "rows": [*rows, *found["rows"]]}
 
 
 def take(arguments: argparse.Namespace, results: Results) -> None:
@@ -494,7 +496,10 @@ def take(arguments: argparse.Namespace, results: Results) -> None:
         for split in ("dev", "test"):
             own = {name: run for name, run in other[split]["runs"].items() if name.partition("#")[0] in methods}
             rows = [row for row in other[split]["rows"] if any(trials.is_of(row["policy"], name) for name in own)]
-            parts[split] = _with_rows(results[split], {**results[split], "runs": own, "rows": rows})
+            known = other[split]["systems"].items()
+            networks = {row: about for row, about in known if any(trials.is_of(row, name) for name in own)}
+            found = {**results[split], "runs": own, "rows": rows, "systems": networks}
+            parts[split] = _with_rows(results[split], found)
         # Of the last call of each stage: trainings of a method side by side, among those of other methods.
         seconds = {stage: times[-1] for stage, times in other["seconds"].items() if stage != "features"}
         parts["seconds_of"] = results.data.get("seconds_of", {}) | dict.fromkeys(methods, seconds)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sosampler.bench.select import SCENEDETECT, THUMBNAIL, VIDEO_SAMPLER
+from sosampler.bench.select import SCENEDETECT, THUMBNAIL, THUMBNAIL_KEYS, VIDEO_SAMPLER
 from sosampler.samplers.registry import OWN_RECIPE, TITLES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
@@ -196,8 +196,8 @@ Row = tuple[str, str, str, str]
 def _choose(result: Result) -> Iterator[Row]:
     ratios: dict[str, list[float]] = {}
     for row in (row for video in result["videos"] for row in video["comparisons"]):
-        if row["reference"] in (THUMBNAIL, SCENEDETECT, VIDEO_SAMPLER):
-            ratios.setdefault(row["reference"], []).append(row["times_faster"])
+        if row["reference"] in (THUMBNAIL, THUMBNAIL_KEYS, SCENEDETECT, VIDEO_SAMPLER):
+            ratios.setdefault(row["reference"], []).extend(row["times_faster_by_round"])
     yield (
         "choose 8 frames of five minutes, the command from its start on",
         "; ".join(ratios),

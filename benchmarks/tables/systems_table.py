@@ -117,8 +117,8 @@ def beside_the_table(result: Result) -> list[str]:
     """Say which methods are over the budget, and what is counted otherwise elsewhere."""
     metric, over = result["metric"], over_budget(result)
     text = [
-        f"{shown(method)} is over the budget with every trial: {percent(line, metric)} % at {number(line['gmacs'])} "
-        "GMACs at the least."
+        f"No trial of {shown(method)} is within the budget; the best of them with all seeds has "
+        f"{percent(line, metric)} % at {number(line['gmacs'])} GMACs."
         for method, line in over.items()
     ]
     counted = {line["policy"]: line for line in result["at_budget"] if UNIFORM_FRAMES not in line["policy"]} | over
@@ -175,7 +175,8 @@ def tuning(result: Result) -> str:
     if others is None:
         where = f"judged on the {result['videos']['dev']} dev videos"
     else:
-        where = f"trained on {others['train']} and judged on {others['dev']} other dev videos, which share no image"
+        where = f"trained on {others['train']} and judged on {others['dev']} dev videos of another bank, "
+        where += "which share no image"
     return f"{result['trials_each']} trials of each method{shorter}, {where}"
 
 
@@ -183,9 +184,10 @@ def earlier_run(result: Result) -> list[str]:
     """Say what a run of before SOSampler's recipes were compared one by one lacks."""
     if "paper" in result.get("chosen", {"paper": 0}):
         return []
+    search = f", {NAMES['adaframe']} has its earlier search, which saw two distinct frames"
     return [
-        f"Of an earlier run: {TITLES['paper']} and {TITLES['authors']} were not among the methods, {NAMES['adaframe']} "
-        "has its earlier search, which saw two distinct frames, and no baseline was given uniform frames."
+        f"Of an earlier run: {TITLES['paper']} and {TITLES['authors']} were not among the methods"
+        f"{search if 'adaframe' in result['chosen'] else ''}, and no baseline was given uniform frames."
     ]
 
 

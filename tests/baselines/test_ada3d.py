@@ -163,9 +163,11 @@ def some_views(batch: int, seed: int = 0) -> Views:
     return Views({FRAMES: frames, "light": torch.randn(batch, T, LIGHT, generator=generator)})
 
 
-def classifier_of(num_classes: int = C, *, size: int = SIDE, names: Sequence[str] = ()) -> SpacetimeClassifier:
+def classifier_of(
+    num_classes: int = C, *, size: int = SIDE, names: Sequence[str] = (), interpolation: str = "bilinear"
+) -> SpacetimeClassifier:
     net = slowonly(num_classes=num_classes)
-    pixels = Preprocessing(size=(size, size), resize=FULL, **PYTORCHVIDEO)
+    pixels = Preprocessing(size=(size, size), resize=FULL, interpolation=interpolation, **PYTORCHVIDEO)
     names = names or [str(number) for number in range(num_classes)]
     return SpacetimeClassifier(net.eval(), name="slowonly_r50", preprocessing=pixels, class_names=names)
 
@@ -442,6 +444,7 @@ def test_it_refuses_other_classifiers_and_clips() -> None:
         (None, "of slowonly_r50, but the classifier is none"),
         (resnet, "of slowonly_r50, but the classifier is timm:test_resnet"),
         (classifier_of(num_classes=5), "has 5 classes, but the bank has 3"),
+        (classifier_of(interpolation="bicubic"), "crops squares from bilinear frames"),
         (classifier_of(size=24), "size=.* of ada3d is not that of the classifier slowonly_r50, 24; leave size out"),
     ):
         with pytest.raises(InvalidArgument, match=text):
@@ -471,6 +474,7 @@ def test_it_sees_frames_as_its_classifier() -> None:
         class_names=names,
         options={"stride_on_1x1": True},
     )
+    assert system_of(size=None, resize=160).frame_size == 160  # smaller than the default's crop
     system = system_of(size=None, resize=None)
     system.take_networks({"heavy": classifier}, None)
     assert (system.config["size"], system.config["stride_on_1x1"], system.frame_size) == (24, True, FULL)

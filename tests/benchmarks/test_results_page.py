@@ -243,14 +243,18 @@ def test_a_page_says_how_methods_were_tuned_and_what_a_run_lacks() -> None:
     }
     text = "\n".join(table.sections(result))
     assert "2 trials of each method, judged on the 3 dev videos; the best of them with the seeds 0, 1 on a mac" in text
-    assert (
-        "SOSampler (paper) and SOSampler (authors' code) were not among the methods, AdaFrame has its earlier" in text
-    )
+    assert "SOSampler (paper) and SOSampler (authors' code) were not among the methods, and no baseline" in text
     assert text.endswith("Tuned, but not measured on test: AR-Net.")
+    result["chosen"]["adaframe"] = 0
+    result["trials"]["adaframe#0"] = {"dev": 0.5, "settings": {}}
+    assert "were not among the methods, AdaFrame has its earlier search" in "\n".join(table.sections(result))
     result |= {"asked": {"trial_epochs": 4}, "tune_videos": {"train": 20, "dev": 10}, "chosen": {"marl": 0, "paper": 0}}
     result["trials"]["paper#0"] = {"dev": 0.5, "settings": {}}
     text = "\n".join(table.sections(result))
-    assert "of 4 epochs where a method trains on pictures, trained on 20 and judged on 10 other dev videos" in text
+    assert (
+        "of 4 epochs where a method trains on pictures, trained on 20 and judged on 10 dev videos of another bank"
+        in text
+    )
     assert "earlier" not in text
 
 

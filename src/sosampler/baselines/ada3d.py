@@ -108,8 +108,8 @@ class Ada3D(Baseline):
 
     def _see(self, default: Preprocessing) -> None:
         """Set how frames are seen: by the config, and by `default` where that has nothing."""
-        size: int = self.config["size"] or default.size[0]
-        resize: Any = self.config["resize"] or default.resize
+        resize: Any = self.config["resize"] or max(default.resize, self.config["size"] or 1)
+        size: int = self.config["size"] or min(default.size[0], resize)
         mean, std = (self.config[name] or getattr(default, name) for name in ("mean", "std"))
         self.preprocessing = Preprocessing(size=(size, size), resize=resize, mean=mean, std=std)
         self.frame_size = resize
@@ -125,7 +125,7 @@ class Ada3D(Baseline):
         if seen["resize"] is None:
             raise InvalidArgument(
                 f"the classifier {classifier.name} sees frames as {classifier.preprocessing}; ada3d takes one that "
-                "crops squares from frames with a given short side"
+                "crops squares from bilinear frames with a given short side"
             )
         for name, value in seen.items():
             if self.config[name] not in (None, value):
@@ -136,9 +136,13 @@ class Ada3D(Baseline):
 
     @staticmethod
     def _settings_of(classifier: Any) -> dict[str, Any]:
-        """Return the settings that follow from a classifier; `resize` is None where it does not crop squares."""
+        """Return the settings that follow from a classifier.
+
+        `resize` is None where it does not see squares of frames that are resized bilinearly.
+        """
         pixels = classifier.preprocessing
         is_square = pixels.size[0] == pixels.size[1] and isinstance(pixels.resize, int)
+        is_square = is_square and pixels.interpolation == "bilinear"
         return {
             "size": pixels.size[0],
             "resize": pixels.resize if is_square else None,
