@@ -115,7 +115,7 @@ def test_the_page_tells_what_was_measured() -> None:
     assert table(result) in page
     assert in_short(result) in page
     bounds = [row["total_minus_this"]["ci95"] for row in result["rows"] if row["way"] == "uniform"]
-    assert ("Every interval holds 0." in page) == all(low < 0 < high for low, high in bounds)
+    assert ("Every one of these intervals contains 0." in page) == all(low < 0 < high for low, high in bounds)
     scenes = {(row["collection"], row["total"], row["way"]): row["groups"] for row in result["rows"]}
     assert all(
         count > scenes[name, total, other]
