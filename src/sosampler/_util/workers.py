@@ -140,9 +140,9 @@ def within(timeout: float, work: Callable[[], Result]) -> Result:
     return done.result()
 
 
-def abandoned_threads() -> bool:
-    """Return whether threads that `within` gave up still run: the interpreter would wait for them at its end."""
-    return any(thread.is_alive() for thread in _abandoned)
+def abandoned_threads() -> set[threading.Thread]:
+    """Return the threads that `within` gave up and that still run: the interpreter would wait for them at its end."""
+    return {thread for thread in _abandoned if thread.is_alive()}
 
 
 class ProcessPool:

@@ -83,20 +83,20 @@ def main() -> None:
     # OpenMP's threads spin while they wait for each other. Beside another busy process the one they wait for is not
     # running, and they burn its time: a training took five to twenty times as long. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    before = _stuck_threads()
     try:
         _main()
     except SystemExit as end:
-        _leave_stuck_threads(end.code)
+        if _stuck_threads() - before:  # a decoder of this command has not returned: Python would wait for it
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
         raise
 
 
-def _leave_stuck_threads(code: Any) -> None:
-    """End now where a decoder has not returned: Python would wait for it."""
+def _stuck_threads() -> set[Any]:
     workers = sys.modules.get("sosampler._util.workers")
-    if workers is not None and workers.abandoned_threads():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+    return set() if workers is None else workers.abandoned_threads()
 
 
 def _main() -> None:
