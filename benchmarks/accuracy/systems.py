@@ -42,7 +42,7 @@ import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler._util.hardware import usable_cores
 from sosampler.baselines.base import light_network
-from sosampler.baselines.recipe import BaselineRecipe, read_baseline_recipe
+from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import baseline_class, list_systems
 from sosampler.errors import MissingDependency, SosamplerError
 from sosampler.samplers.recipe import read_recipe
@@ -171,17 +171,12 @@ def add_to_bank(arguments: argparse.Namespace, path: Path, trials_of: dict[str, 
                 given = SOURCES[method](arguments)
                 networks = {name: given.pop(name) for name in ("classifier", "weights", "features") if name in given}
                 recipe = read_baseline_recipe(method, **settings, **given)
-                found = feature_sources(so.Bank(path), recipe.without_weights(), **_own(arguments, networks, recipe))
+                if "heavy" in recipe.feature_sets:  # the classifier's own, which the bank has
+                    networks["classifier"] = results["classifier"]["fingerprint"]
+                found = feature_sources(so.Bank(path), recipe.without_weights(), **networks)
                 sources |= {source.fingerprint: source for source in found.values()}
     keep_features(so.Bank(path), list(sources.values()), device=device(), say=lambda text: print(text, flush=True))
     return f"answers and features for {path.name} are there: {time.perf_counter() - begin:.0f} s"
-
-
-def _own(arguments: argparse.Namespace, networks: Task, recipe: BaselineRecipe) -> Task:
-    """Where a system reads features of the classifier itself, those are meant that the bank has."""
-    if "heavy" in recipe.feature_sets:
-        networks["classifier"] = Results(arguments.out)["classifier"]["fingerprint"]
-    return networks
 
 
 def _has_all(bank: so.Bank, result: dict[str, Any]) -> bool:

@@ -386,7 +386,7 @@ def typical_order(
 def _products(rows: Numbers) -> Numbers:
     """Products of all pairs of rows [T, D]: [T, T].
 
-    Few rows are multiplied without BLAS: on a busy machine waking its threads takes a hundred times as long.
+    Few rows are multiplied without BLAS: on a busy machine waking its threads takes tens of times as long.
     """
     return np.einsum("td,sd->ts", rows, rows) if len(rows) <= _FEW_ROWS else rows @ rows.T
 
