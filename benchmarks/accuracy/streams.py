@@ -1,18 +1,19 @@
-"""Streams of real clips: files, a classifier, and banks for systems.py.
+"""Streams of real clips: files, banks and a classifier for systems.py.
 
-    python benchmarks/accuracy/streams.py ACTIONS --more-background REALVID --classifier-weights RESNET50 --work RUNS \
+    python benchmarks/accuracy/streams.py ACTIONS --more-background REALVID --weights WEIGHTS --work RUNS \
         --out benchmarks/results/streams.json
 
 ACTIONS holds `manifest.csv` (path, label, group, split; no label: background) and the clips that it lists. REALVID
-holds `manifest.csv` as for banks.py; its sets airtlab and yoga are further background. The stages, which `--stage` runs
-one at a time, and all of which go on after a kill:
+holds `manifest.csv` as for banks.py; its sets airtlab and yoga are further background. WEIGHTS holds
+`resnet50_imagenet.safetensors` and `i3d_kinetics400.safetensors`. The stages, which `--stage` runs one at a time, and
+all of which go on after a kill:
 
 - clips: RUNS/clips.csv, RUNS/background.csv. A group with clips in several splits is put into that with most of them.
 - streams: RUNS/streams (ten shots) and RUNS/long_streams (sixty), mp4 files.
-- classifier: a ResNet-50 on clips that no stream of train and dev shows; of the trials below the best on its dev clips.
-- banks: RUNS/bank10 and RUNS/key10 (exact and keyframe candidates), RUNS/long32 and RUNS/long100, RUNS/trimmed (the
-  test clips themselves), each with the classifier's answers.
-- measure: the classifier on trimmed test clips, by one frame and by all of a clip; rules and oracles on streams.
+- banks: RUNS/bank10 and RUNS/key10 (exact and keyframe candidates), RUNS/long32 and RUNS/long100, and RUNS/trimmed,
+  the clips that no stream of train and dev shows.
+- classifier: classifiers of RUNS/trimmed; of the ResNet-50s the best on its dev clips is kept. It needs no decoder.
+- measure: the classifiers on trimmed test clips, by one frame and by all of a clip; rules and oracles on streams.
 
 `systems.py streams RUNS/bank10 --classifier RUNS/classifier ...` then trains and measures all methods.
 """
@@ -21,18 +22,22 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import sosampler as so
 from sosampler._util.environment import circumstances
+from sosampler._util.hardware import usable_cores
 from sosampler.datasets.manifest import SPLITS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
@@ -42,12 +47,23 @@ from benchmarks.common import Results
 
 BACKGROUND_SETS = ("airtlab", "yoga")  # not golfdb: golf is a class of the clips
 INPUT_SIZE = 160  # the short side of the clips
-CLIP_FRAMES = 8
-# Settings of `train_classifier`, by name. Few clips a class: most or all of the network stays as ImageNet left it.
+CLIP_FRAMES = 16  # stored of each clip
+RESNET, I3D = "resnet50_imagenet.safetensors", "i3d_kinetics400.safetensors"
+_MOST: dict[str, Any] = {"lr": 3e-3, "mixup": 0.2, "ema": 0.99, "epochs": 20, "num_frames": 8}
+# Arguments of `train_classifier`, by name. Few clips a class: most or all of the network stays as ImageNet left it.
 CLASSIFIERS: dict[str, dict[str, Any]] = {
-    "head": {"trainable": "head", "lr": 0.1, "epochs": 20},
-    "last layers": {"freeze": 0.75, "lr": 3e-3, "mixup": 0.2, "ema": 0.99, "epochs": 20},
-    "all": {"lr": 3e-3, "mixup": 0.2, "ema": 0.99, "epochs": 20},
+    "head": {"trainable": "head", "lr": 0.1, "epochs": 20, "num_frames": 8},
+    "last layers": {"freeze": 0.75, **_MOST},
+    "last layers, longer": {"freeze": 0.75, **_MOST, "epochs": 40},
+    "last layers, two frames": {"freeze": 0.75, **_MOST, "epochs": 40, "num_frames": 2},
+    "last stage": {"freeze": 0.4, **_MOST},
+    "all": {**_MOST},
+    "all, two frames": {**_MOST, "epochs": 40, "num_frames": 2},
+}
+# Networks that see clips, to compare with.
+CLIP_CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "slowonly": {"classifier": "slowonly_r50", "weights": RESNET, "options": {"stride_on_1x1": True}, **_MOST},
+    "i3d": {"classifier": "i3d", "weights": I3D, **_MOST, "num_frames": 16},
 }
 # name -> (T, kind of candidates, whether of the long streams)
 BANKS = {
@@ -56,6 +72,7 @@ BANKS = {
     "long32": (32, "exact", True),
     "long100": (100, "exact", True),
 }
+TRIMMED = "trimmed"
 RULES_AND_ORACLES = (*RULES, *ORACLES)
 
 
@@ -63,14 +80,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("actions", type=Path)
     parser.add_argument("--more-background", type=Path, default=None, help="A folder as REALVID.")
-    parser.add_argument("--classifier-weights", type=Path, required=True, help="Of ResNet-50, from ImageNet.")
+    parser.add_argument("--weights", type=Path, required=True, help="A folder as WEIGHTS.")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--counts", type=int, nargs=3, default=[2000, 500, 1500], help="Streams: train, dev, test.")
     parser.add_argument("--long-count", type=int, default=300, help="Long streams, all test.")
     parser.add_argument("--classifier-epochs", type=int, default=None, help="Default: those of each trial.")
-    parser.add_argument("--banks", nargs="+", choices=list(BANKS), default=list(BANKS))
+    parser.add_argument("--banks", nargs="+", choices=[*BANKS, TRIMMED], default=[*BANKS, TRIMMED])
     parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--parallel", type=int, default=1, help="Classifiers trained at a time.")
     parser.add_argument("--stage", choices=list(STAGES), default=None)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -155,85 +173,112 @@ def make_streams(arguments: argparse.Namespace, results: Results) -> None:
     results.put(streams=counts, long_streams=arguments.long_count)
 
 
-# ---- the classifier
-
-
-def train_classifier(arguments: argparse.Namespace, results: Results) -> None:
-    found: dict[str, Any] = {}
-    for name, settings in CLASSIFIERS.items():
-        if arguments.classifier_epochs is not None:
-            settings = settings | {"epochs": arguments.classifier_epochs}
-        begin = time.perf_counter()
-        trained = so.train_classifier(
-            arguments.work / "streams" / "classifier.csv",
-            "resnet50_v1",
-            out=arguments.work / "classifiers" / name.replace(" ", "_"),
-            weights=arguments.classifier_weights,
-            input_size=INPUT_SIZE,
-            num_frames=CLIP_FRAMES,
-            **settings,
-        )
-        found[name] = {**settings, "dev": trained.result["dev"], "sizes": trained.result["sizes"]}
-        found[name]["seconds"] = round(time.perf_counter() - begin, 1)
-        print(f"{name}: {found[name]}", flush=True)
-    best = max(found, key=lambda name: float(found[name]["dev"]))
-    target = arguments.work / "classifier"
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(arguments.work / "classifiers" / best.replace(" ", "_"), target)
-    results.put(classifiers=found, classifier=best)
-
-
 # ---- banks
 
 
 def make_banks(arguments: argparse.Namespace, results: Results) -> None:
-    classifier = so.create_classifier(arguments.work / "classifier", device=device())
-    sources = {
-        name: ("long_streams" if is_long else "streams", {"num_candidates": count, "candidates": kind})
-        for name, (count, kind, is_long) in BANKS.items()
-        if name in arguments.banks
-    }
-    for name, (folder, settings) in sources.items():
+    for name in arguments.banks:
         begin = time.perf_counter()
-        so.prepare(
-            arguments.work / folder / "manifest.csv",
-            classifier,
-            arguments.work / name,
-            workers=arguments.workers,
-            **settings,
-        )
+        if name == TRIMMED:
+            manifest, settings = "streams/classifier.csv", {"num_candidates": CLIP_FRAMES}
+        else:
+            count, kind, is_long = BANKS[name]
+            manifest = f"{'long_streams' if is_long else 'streams'}/manifest.csv"
+            settings = {"num_candidates": count, "candidates": kind}
+        options: dict[str, Any] = {"workers": arguments.workers, **settings}
+        so.prepare(arguments.work / manifest, out=arguments.work / name, **options)
         print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-    trimmed = arguments.work / "streams" / "classifier.csv"
-    so.prepare(trimmed, classifier, arguments.work / "trimmed", num_candidates=CLIP_FRAMES, workers=arguments.workers)
+
+
+# ---- classifiers
+
+
+def train_classifiers(arguments: argparse.Namespace, results: Results) -> None:
+    every = CLASSIFIERS | CLIP_CLASSIFIERS
+    with ProcessPoolExecutor(arguments.parallel, multiprocessing.get_context("spawn")) as processes:
+        tasks = {name: processes.submit(train_one, arguments, name, settings) for name, settings in every.items()}
+        rows = {name: task.result() for name, task in tasks.items()}
+    for name, row in rows.items():
+        print(f"{name}: {row}", flush=True)
+    best = max(CLASSIFIERS, key=lambda name: rows[name]["dev"])
+    target = arguments.work / "classifier"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder_of(arguments, best), target)
+    results.put(classifiers=rows, classifier=best)
+
+
+def folder_of(arguments: argparse.Namespace, name: str) -> Path:
+    folder: Path = arguments.work / "classifiers" / name.replace(",", "").replace(" ", "_")
+    return folder
+
+
+def train_one(arguments: argparse.Namespace, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train a classifier, and measure it on the dev clips: frames by themselves, and whole clips."""
+    begin = time.perf_counter()
+    options = {"classifier": "resnet50_v1", "weights": RESNET, **settings}
+    if arguments.classifier_epochs is not None:
+        options["epochs"] = arguments.classifier_epochs
+    options["weights"] = arguments.weights / options["weights"]
+    options["workers"] = max(1, usable_cores() // arguments.parallel)
+    bank, out = arguments.work / TRIMMED, folder_of(arguments, name)
+    trained = so.train_classifier(bank, out=out, input_size=INPUT_SIZE, **options)
+    seconds = round(time.perf_counter() - begin, 1)
+    row = {
+        **settings,
+        "sizes": trained.result["sizes"],
+        "seconds": seconds,
+        **accuracies(trained.classifier, bank, "dev"),
+    }
+    # A sampler chooses single frames, so a classifier is judged by frames and clips alike.
+    row["dev"] = (row["frames"] + row["clips"]) / 2
+    return row
+
+
+def accuracies(classifier: Any, path: Path, split: str) -> dict[str, float]:
+    """Top-1 of a split of the trimmed clips: of single frames, and of whole clips."""
+    bank = so.Bank(path).split(split)
+    classifier.to(device())
+    frames, clips = [], []
+    for row, item in enumerate(bank.items):
+        pixels = torch.from_numpy(bank[row].frames())[None].permute(0, 1, 4, 2, 3)  # [1, T, 3, H, W]
+        if pixels.shape[1] < CLIP_FRAMES:  # a short video has fewer frames
+            pixels = pixels[:, np.linspace(0, pixels.shape[1] - 1, CLIP_FRAMES).round().astype(int)]
+        positions = torch.linspace(0, 1, pixels.shape[1])[None]
+        clips.append(int(classifier.clip_probs(pixels, positions).argmax()) in item.labels)
+        of_frames = classifier.frame_probs(pixels)[0].argmax(-1).tolist()
+        frames.append(np.mean([label in item.labels for label in of_frames]))
+    return {"frames": float(np.mean(frames)), "clips": float(np.mean(clips))}
+
+
+# ---- measuring
 
 
 def measure(arguments: argparse.Namespace, results: Results) -> None:
-    classifier = arguments.work / "classifier"
-    trimmed = so.evaluate(
-        arguments.work / "trimmed",
-        ["uniform", "all"],
-        pairs=[(1, CLIP_FRAMES)],
-        classifier=classifier,
-        split="test",
-        device=device(),
-    ).to_dict()
-    rows: dict[str, Any] = {}
-    for name in arguments.banks:
+    found = results.needed("classifiers", "classifier")
+    for name in (results["classifier"], *CLIP_CLASSIFIERS):
+        if "test" not in found[name]:
+            classifier = so.create_classifier(folder_of(arguments, name), device=device())
+            found[name]["test"] = accuracies(classifier, arguments.work / TRIMMED, "test")
+    results.put(classifiers=found)
+    rows: dict[str, Any] = results.data.get("rules", {})
+    path = arguments.work / "classifier"
+    classifier = so.create_classifier(path, device=device())
+    for name in (name for name in arguments.banks if name != TRIMMED):
         count, _, _ = BANKS[name]
+        so.add_teacher(arguments.work / name, classifier)
         pairs = [(wanted, count) for wanted in (NUM_FRAMES if count == 10 else (4, 8, 16))]
-        found = so.evaluate(
-            arguments.work / name, RULES_AND_ORACLES, pairs=pairs, classifier=classifier, split="test", device=device()
-        )
-        rows[name] = found.to_dict()["rows"]
-        print(name, found.table(), sep="\n", flush=True)
-    results.put(trimmed=trimmed["rows"], rules=rows)
+        options = {"pairs": pairs, "classifier": path, "split": "test", "device": device()}
+        measured = so.evaluate(arguments.work / name, RULES_AND_ORACLES, **options)
+        rows[name] = measured.to_dict()["rows"]
+        print(name, measured.table(), sep="\n", flush=True)
+    results.put(rules=rows)
 
 
 STAGES: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "clips": write_clips,
     "streams": make_streams,
-    "classifier": train_classifier,
     "banks": make_banks,
+    "classifier": train_classifiers,
     "measure": measure,
 }
 
