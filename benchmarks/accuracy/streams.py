@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 import sosampler as so
 from sosampler._util.environment import circumstances
@@ -47,7 +48,8 @@ from benchmarks.common import Results
 
 BACKGROUND_SETS = ("airtlab", "yoga")  # not golfdb: golf is a class of the clips
 INPUT_SIZE = 160  # the short side of the clips
-CLIP_FRAMES = 16  # stored of each clip
+CLIP_FRAMES = 8  # stored of each clip
+QUALITY = 80  # of the JPEGs in banks, which travel to another machine
 RESNET, I3D = "resnet50_imagenet.safetensors", "i3d_kinetics400.safetensors"
 _MOST: dict[str, Any] = {"lr": 3e-3, "mixup": 0.2, "ema": 0.99, "epochs": 20, "num_frames": 8}
 # Arguments of `train_classifier`, by name. Few clips a class: most or all of the network stays as ImageNet left it.
@@ -63,7 +65,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 # Networks that see clips, to compare with.
 CLIP_CLASSIFIERS: dict[str, dict[str, Any]] = {
     "slowonly": {"classifier": "slowonly_r50", "weights": RESNET, "options": {"stride_on_1x1": True}, **_MOST},
-    "i3d": {"classifier": "i3d", "weights": I3D, **_MOST, "num_frames": 16},
+    "i3d": {"classifier": "i3d", "weights": I3D, **_MOST},
 }
 # name -> (T, kind of candidates, whether of the long streams)
 BANKS = {
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--counts", type=int, nargs=3, default=[2000, 500, 1500], help="Streams: train, dev, test.")
     parser.add_argument("--long-count", type=int, default=300, help="Long streams, all test.")
+    parser.add_argument("--classifiers", nargs="+", default=None, help="Some of those listed here; default: all.")
     parser.add_argument("--classifier-epochs", type=int, default=None, help="Default: those of each trial.")
     parser.add_argument("--banks", nargs="+", choices=[*BANKS, TRIMMED], default=[*BANKS, TRIMMED])
     parser.add_argument("--workers", type=int, default=None)
@@ -185,7 +188,7 @@ def make_banks(arguments: argparse.Namespace, results: Results) -> None:
             count, kind, is_long = BANKS[name]
             manifest = f"{'long_streams' if is_long else 'streams'}/manifest.csv"
             settings = {"num_candidates": count, "candidates": kind}
-        options: dict[str, Any] = {"workers": arguments.workers, **settings}
+        options: dict[str, Any] = {"workers": arguments.workers, "quality": QUALITY, **settings}
         so.prepare(arguments.work / manifest, out=arguments.work / name, **options)
         print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
 
@@ -195,16 +198,31 @@ def make_banks(arguments: argparse.Namespace, results: Results) -> None:
 
 def train_classifiers(arguments: argparse.Namespace, results: Results) -> None:
     every = CLASSIFIERS | CLIP_CLASSIFIERS
+    if arguments.classifiers is not None:
+        every = {name: every[name] for name in arguments.classifiers}
     with ProcessPoolExecutor(arguments.parallel, multiprocessing.get_context("spawn")) as processes:
         tasks = {name: processes.submit(train_one, arguments, name, settings) for name, settings in every.items()}
         rows = {name: task.result() for name, task in tasks.items()}
     for name, row in rows.items():
         print(f"{name}: {row}", flush=True)
-    best = max(CLASSIFIERS, key=lambda name: rows[name]["dev"])
+    rows = results.data.get("classifiers", {}) | rows
+    best = max((name for name in CLASSIFIERS if name in rows), key=lambda name: rows[name]["dev"])
     target = arguments.work / "classifier"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(folder_of(arguments, best), target)
+    round_weights(target / "model.safetensors")
     results.put(classifiers=rows, classifier=best)
+
+
+def round_weights(path: Path) -> None:
+    """Keep of the weights what half precision can hold, so that a file of half the size is the same classifier."""
+    rounded = {
+        name: weight.half().float() if weight.is_floating_point() else weight
+        for name, weight in load_file(path).items()
+    }
+    if not all(bool(weight.isfinite().all()) for weight in rounded.values()):
+        raise SystemExit(f"{path}: has weights that half precision cannot hold")
+    save_file(rounded, path)
 
 
 def folder_of(arguments: argparse.Namespace, name: str) -> Path:

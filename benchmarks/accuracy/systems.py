@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--networks", type=Path, default=None, help="Folder of networks.py; methods that need it.")
     parser.add_argument("--methods", nargs="+", choices=list(TRIALS), default=None, help="Default: all that can be.")
+    parser.add_argument("--few-clips", action="store_true", help="Trials for few clips a class.")
     parser.add_argument("--trials", type=int, default=4, help="Of each method.")
     parser.add_argument("--parallel", type=int, default=3, help="Trainings at a time.")
     parser.add_argument("--epochs", type=int, default=None, help="Default: those of the recipes.")
@@ -119,6 +120,8 @@ def main() -> None:
     arguments.methods = arguments.methods or [method for method in TRIALS if method not in lacking]
     if impossible := [method for method in arguments.methods if method in lacking]:
         raise SystemExit(f"{', '.join(impossible)} need networks of their own; make them with networks.py, --networks")
+    if arguments.few_clips:
+        TRIALS.update(trials.FEW_CLIPS)
     results = Results(arguments.out)
     if arguments.take:
         take(arguments, results)

@@ -40,7 +40,7 @@ def test_streams_of_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with (clips / "manifest.csv").open("w", newline="") as lines:
         csv.writer(lines).writerows(rows)
     script, work, out = importlib.import_module("benchmarks.accuracy.streams"), tmp_path / "work", tmp_path / "out.json"
-    options = ["--classifier-weights", "none", "--work", str(work), "--out", str(out), "--workers", "1"]
+    options = ["--weights", "none", "--work", str(work), "--out", str(out), "--workers", "1"]
     options += ["--counts", "2", "1", "1", "--long-count", "0"]
     for stage in ("clips", "streams"):
         monkeypatch.setattr(sys, "argv", ["streams.py", str(clips), *options, "--stage", stage])

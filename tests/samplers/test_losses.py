@@ -14,6 +14,7 @@ from torch import Tensor
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.losses import (
     SamplerLoss,
+    belief_guidance,
     distillation,
     frame_targets,
     hinge_ranking,
@@ -25,6 +26,7 @@ from sosampler.samplers.losses import (
     squared_error,
 )
 from sosampler.samplers.recipe import list_recipes, read_recipe
+from sosampler.samplers.sosampler import Scoring
 
 Loss = Callable[..., Tensor]
 
@@ -43,6 +45,10 @@ CLASSES: dict[str, Loss] = {
     "guidance by logits": lambda x, p, y, m=None: label_guidance(x, y, multi_label=False, mask=m),
     "guidance by probabilities": lambda x, p, y, m=None: label_guidance(
         x, y, multi_label=False, mask=m, average="probabilities"
+    ),
+    "guidance by belief": lambda x, p, y, m=None: belief_guidance(x[..., 0], x, y, multi_label=False, mask=m),
+    "multi-label guidance by belief": lambda x, p, y, m=None: belief_guidance(
+        x[..., 0], x, y, multi_label=True, mask=m
     ),
     "distillation": lambda x, p, y, m=None: distillation(x, p, multi_label=False, mask=m),
     "multi-label guidance by logits": lambda x, p, y, m=None: label_guidance(x, y, multi_label=True, mask=m),
@@ -303,6 +309,27 @@ class TestAgainstTorch:
         actual = label_guidance(logits, labels, multi_label=True, average="probabilities")
         torch.testing.assert_close(actual, expected)
 
+    @pytest.mark.parametrize("multi_label", [False, True])
+    def test_guidance_by_belief_is_that_of_the_scoring(self, multi_label: bool) -> None:
+        """The belief is that by which frames are ranked, with relevance sigmoid(importance) and strength 1."""
+        logits, _, labels = logits_probs_labels(3, 4, 5)
+        importance = random(3, 4, seed=7)
+        scoring = Scoring(
+            {"belief": 1.0, "relevance": [1.0, 0.0], "importance": 0.2}, multi_label=multi_label, num_classes=5
+        )
+        shares = labels / labels.sum(dim=1, keepdim=True)
+        expected = -(scoring.log_belief(importance, logits) * shares).sum(dim=1).mean()
+        actual = belief_guidance(importance, logits, labels, multi_label=multi_label)
+        torch.testing.assert_close(actual, expected)
+
+    def test_guidance_by_belief_teaches_which_frames_show_the_label(self) -> None:
+        """A frame whose class is the label becomes more relevant, one of another class less."""
+        logits = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 3.0, 0.0]]], requires_grad=True)
+        importance = torch.zeros(1, 2, requires_grad=True)
+        belief_guidance(importance, logits, torch.tensor([[1, 0, 0]]), multi_label=False).backward()
+        assert importance.grad[0, 0] < 0 < importance.grad[0, 1]
+        assert logits.grad[0, 0, 0] < 0  # and its class head becomes surer of it
+
     def test_distillation_is_kl(self) -> None:
         logits, probs, _ = logits_probs_labels(3, 4, 5)
         expected = F.kl_div(logits.log_softmax(dim=-1).flatten(0, 1), probs.flatten(0, 1), reduction="batchmean")
@@ -417,6 +444,9 @@ class TestWholeLoss:
         torch.testing.assert_close(total, 0.7 * rank + 0.3 * guidance + 2 * distill + 0.5 * calibrate)
         expected = {"rank": rank, "calibrate": calibrate, "guidance": guidance, "distill": distill}
         torch.testing.assert_close(parts, expected)
+        total, parts = SamplerLoss(read_recipe("default", lam=0.7, guidance="belief"))(output, probs, labels)
+        belief = belief_guidance(output.importance, output.class_logits, labels, multi_label=False)
+        torch.testing.assert_close(parts["guidance"], belief)
 
     @pytest.mark.parametrize("target", ["label", "max"])
     @pytest.mark.parametrize(("loss", "prediction"), [("mse", "sigmoid"), ("listwise", "raw"), ("hinge", "raw")])

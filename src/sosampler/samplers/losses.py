@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sosampler._util.validation import one_of
 from sosampler.classifiers.base import label_shares
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.onnx_sampler import SamplerOutput
-from sosampler.samplers.recipe import GUIDANCE, TARGET_SPACES, TARGETS, OCSamplerSettings, SamplerRecipe
+from sosampler.samplers.onnx_sampler import MIN_LIKELIHOOD, SamplerOutput
+from sosampler.samplers.recipe import BELIEF, GUIDANCE, TARGET_SPACES, TARGETS, OCSamplerSettings, SamplerRecipe
 
 ClipProbs = Callable[[Tensor], Tensor]  # indices [B, N] in time order -> class probabilities of the clips [B, C]
 
@@ -120,6 +120,24 @@ def label_guidance(
     return -(log_mean * label_shares(labels, logits.dtype)).sum(dim=-1).mean()
 
 
+def belief_guidance(
+    importance: Tensor, class_logits: Tensor, labels: Tensor, *, multi_label: bool, mask: Tensor | None = None
+) -> Tensor:
+    """Return the cross-entropy of the belief about a video's class, mean over videos.
+
+    As in `Scoring`, a frame shows the class with probability r = sigmoid(importance) and otherwise says nothing, so it
+    is evidence log(1 - r + r p C) for a class to which the class head gives p. So both heads learn from the labels
+    which frames show them, and a frame of something else need not be named by the label, as with `label_guidance`.
+    """
+    relevance, logits = _real(importance, mask).sigmoid()[..., None], _real(class_logits, mask)  # [B, T, 1], [B, T, C]
+    probs = logits.softmax(dim=-1)
+    if multi_label:
+        probs = logits.sigmoid()
+        probs = probs / probs.sum(dim=-1, keepdim=True).clamp_min(_MIN_PROBABILITY)
+    evidence = (1 - relevance + relevance * probs * probs.shape[-1]).clamp_min(MIN_LIKELIHOOD).log()  # [B, T, C]
+    return F.cross_entropy(_real(evidence, mask).sum(dim=1), label_shares(labels, evidence.dtype))
+
+
 def frame_guidance(class_logits: Tensor, labels: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:
     """Return the loss of each frame alone: distillation from a teacher that is certain of the labels (at least one)."""
     logits, true = at_least_float32(class_logits), labels.bool()
@@ -202,6 +220,8 @@ class SamplerLoss(nn.Module):
             options: dict[str, Any] = {"multi_label": self.multi_label, "mask": mask}
             if recipe.guidance == "frames":
                 parts["guidance"] = frame_guidance(logits, labels, **options)
+            elif recipe.guidance == BELIEF:
+                parts["guidance"] = belief_guidance(output.importance, logits, labels, **options)
             else:
                 parts["guidance"] = label_guidance(logits, labels, average=recipe.guidance, **options)
             parts["distill"] = distillation(logits, frame_probs, **options)

@@ -55,7 +55,8 @@ class OCSamplerSettings:
 
 TARGETS = ("label", "max")
 TARGET_SPACES = ("probability", "log")
-GUIDANCE = ("logits", "probabilities", "frames")
+BELIEF = "belief"
+GUIDANCE = ("logits", "probabilities", "frames", BELIEF)
 BEST = "best"  # of the answers, on dev
 SCALE_FREE = ("logistic", "listwise", "reinforce")  # losses of raw scores and of targets not normalised over T
 
@@ -86,7 +87,9 @@ class SamplerRecipe:
     temperature: float  # listwise: of the targets
     reinforce: dict[str, Any]  # reinforce: fields of `OCSamplerSettings`; {} for other losses
     lam: float  # weight of the ranking loss; 1 − lam is that of label guidance, with a class head
-    guidance: str  # what label guidance averages over frames: "logits", "probabilities", or the loss of "frames"
+    # What label guidance averages over frames: "logits", "probabilities", or the loss of "frames"; or the loss of the
+    # "belief" that both heads have together
+    guidance: str
     distill: float  # weight of distillation of the classifier's probabilities, frame by frame
     calibrate: float  # weight of the importance as log-odds of the target confidence
     # The optimisation
