@@ -5,17 +5,20 @@
 
 ACTIONS holds `manifest.csv` (path, label, group, split; no label: background) and the clips that it lists. REALVID
 holds `manifest.csv` as for banks.py; its sets airtlab and yoga are further background. WEIGHTS holds
-`resnet50_imagenet.safetensors` and `i3d_kinetics400.safetensors`. The stages, which `--stage` runs one at a time, and
-all of which go on after a kill:
+`resnet50_imagenet.safetensors`, `mobilenetv2_imagenet.safetensors` and `i3d_kinetics400.safetensors`. The stages, which
+`--stage` runs one at a time, and all of which go on after a kill:
+
 
 - clips: RUNS/clips.csv, RUNS/background.csv. A group with clips in several splits is put into that with most of them.
 - streams: RUNS/streams (ten shots) and RUNS/long_streams (sixty), mp4 files.
 - banks: RUNS/bank10 and RUNS/key10 (exact and keyframe candidates), RUNS/long32 and RUNS/long100, and RUNS/trimmed,
   the clips that no stream of train and dev shows.
 - classifier: classifiers of RUNS/trimmed; of the ResNet-50s the best on its dev clips is kept. It needs no decoder.
-- measure: the classifiers on trimmed test clips, by one frame and by all of a clip; rules and oracles on streams.
+- samplers: RUNS/samplers, by the recipes and seeds named. It needs no decoder either.
+- measure: the classifier on trimmed test clips, by one frame and by all of a clip; rules, oracles and samplers on
+  streams, first on dev, where N is chosen, then once on test.
 
-`systems.py streams RUNS/bank10 --classifier RUNS/classifier ...` then trains and measures all methods.
+`systems.py streams RUNS/bank10 --classifier RUNS/classifier --few-clips ...` trains and measures the other methods.
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 import sosampler as so
 from sosampler._util.environment import circumstances
@@ -43,7 +45,8 @@ from sosampler.datasets.manifest import SPLITS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
-from benchmarks.accuracy.systems_trials import NUM_FRAMES, ORACLES, RULES
+from benchmarks.accuracy import systems_trials as trials
+from benchmarks.accuracy.train_many import Trainers
 from benchmarks.common import Results
 
 BACKGROUND_SETS = ("airtlab", "yoga")  # not golfdb: golf is a class of the clips
@@ -51,6 +54,7 @@ INPUT_SIZE = 160  # the short side of the clips
 CLIP_FRAMES = 8  # stored of each clip
 QUALITY = 80  # of the JPEGs in banks, which travel to another machine
 RESNET, I3D = "resnet50_imagenet.safetensors", "i3d_kinetics400.safetensors"
+MOBILENET = "mobilenetv2_imagenet.safetensors"
 _MOST: dict[str, Any] = {"lr": 3e-3, "mixup": 0.2, "ema": 0.99, "epochs": 20, "num_frames": 8}
 # Arguments of `train_classifier`, by name. Few clips a class: most or all of the network stays as ImageNet left it.
 CLASSIFIERS: dict[str, dict[str, Any]] = {
@@ -75,7 +79,12 @@ BANKS = {
     "long100": (100, "exact", True),
 }
 TRIMMED = "trimmed"
-RULES_AND_ORACLES = (*RULES, *ORACLES)
+OWN = "few-clips"
+RECIPES = (OWN, "default", "authors", "paper")
+ANSWERS = ("mean", "weighted", "fused", "answer")  # the last one is the sampler's own, without the classifier
+TOLERANCES = (0.0, 0.0025, 0.01, 0.02, 0.05)  # of num_frames="auto"
+LONG_NUM_FRAMES, LONG_ORACLES = [1, 2, 4, 8, 16], ("class-frames", "semi-optimal")
+BOOTSTRAP = 500
 
 
 def main() -> None:
@@ -90,8 +99,10 @@ def main() -> None:
     parser.add_argument("--classifiers", nargs="+", default=None, help="Some of those listed here; default: all.")
     parser.add_argument("--classifier-epochs", type=int, default=None, help="Default: those of each trial.")
     parser.add_argument("--banks", nargs="+", choices=[*BANKS, TRIMMED], default=[*BANKS, TRIMMED])
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=None)
-    parser.add_argument("--parallel", type=int, default=1, help="Classifiers trained at a time.")
+    parser.add_argument("--parallel", type=int, default=1, help="Classifiers or samplers trained at a time.")
     parser.add_argument("--stage", choices=list(STAGES), default=None)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -210,19 +221,7 @@ def train_classifiers(arguments: argparse.Namespace, results: Results) -> None:
     target = arguments.work / "classifier"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(folder_of(arguments, best), target)
-    round_weights(target / "model.safetensors")
     results.put(classifiers=rows, classifier=best)
-
-
-def round_weights(path: Path) -> None:
-    """Keep of the weights what half precision can hold, so that a file of half the size is the same classifier."""
-    rounded = {
-        name: weight.half().float() if weight.is_floating_point() else weight
-        for name, weight in load_file(path).items()
-    }
-    if not all(bool(weight.isfinite().all()) for weight in rounded.values()):
-        raise SystemExit(f"{path}: has weights that half precision cannot hold")
-    save_file(rounded, path)
 
 
 def folder_of(arguments: argparse.Namespace, name: str) -> Path:
@@ -268,28 +267,120 @@ def accuracies(classifier: Any, path: Path, split: str) -> dict[str, float]:
     return {"frames": float(np.mean(frames)), "clips": float(np.mean(clips))}
 
 
+# ---- samplers
+
+
+def train_samplers(arguments: argparse.Namespace, results: Results) -> None:
+    """Every recipe with every seed, the first seeds first."""
+    classifier = so.create_classifier(arguments.work / "classifier", device=device())
+    bank = arguments.work / "bank10"
+    so.add_teacher(bank, classifier)
+    tasks = {
+        f"{recipe}#{seed}": {
+            "bank": str(bank),
+            "out": str(sampler_folder(arguments, recipe, seed)),
+            "recipe": recipe,
+            "seed": seed,
+            "classifier": classifier.fingerprint(),
+            "weights": str(arguments.weights / MOBILENET),
+        }
+        for seed in arguments.seeds
+        for recipe in arguments.recipes
+        if not is_trained(sampler_folder(arguments, recipe, seed))
+    }
+    with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
+        replies = trainers.train(tasks, lambda name, reply: print(f"{name}: {reply['seconds']:.0f} s", flush=True))
+    if failed := {name: reply["failed"] for name, reply in replies.items() if "failed" in reply}:
+        raise SystemExit("; ".join(f"{name}: {text}" for name, text in failed.items()))
+
+
+def sampler_folder(arguments: argparse.Namespace, recipe: str, seed: int) -> Path:
+    folder: Path = arguments.work / "samplers" / f"{recipe}-{seed}"
+    return folder
+
+
+def is_trained(folder: Path) -> bool:
+    return (folder / "result.json").exists()
+
+
+def trained_samplers(arguments: argparse.Namespace) -> dict[str, str]:
+    """Folders by row. Those that are not trained are printed and not measured."""
+    wanted = {(recipe, seed): sampler_folder(arguments, recipe, seed) for recipe in RECIPES for seed in arguments.seeds}
+    missing = [folder.name for folder in wanted.values() if not is_trained(folder)]
+    if missing:
+        print(f"not trained, and so not measured: {', '.join(missing)}", flush=True)
+    return {f"{recipe}#{seed}": str(folder) for (recipe, seed), folder in wanted.items() if is_trained(folder)}
+
+
 # ---- measuring
 
 
 def measure(arguments: argparse.Namespace, results: Results) -> None:
-    found = results.needed("classifiers", "classifier")
-    for name in (results["classifier"], *CLIP_CLASSIFIERS):
-        if "test" not in found[name]:
-            classifier = so.create_classifier(folder_of(arguments, name), device=device())
-            found[name]["test"] = accuracies(classifier, arguments.work / TRIMMED, "test")
-    results.put(classifiers=found)
-    rows: dict[str, Any] = results.data.get("rules", {})
-    path = arguments.work / "classifier"
-    classifier = so.create_classifier(path, device=device())
-    for name in (name for name in arguments.banks if name != TRIMMED):
-        count, _, _ = BANKS[name]
-        so.add_teacher(arguments.work / name, classifier)
-        pairs = [(wanted, count) for wanted in (NUM_FRAMES if count == 10 else (4, 8, 16))]
-        options = {"pairs": pairs, "classifier": path, "split": "test", "device": device()}
-        measured = so.evaluate(arguments.work / name, RULES_AND_ORACLES, **options)
-        rows[name] = measured.to_dict()["rows"]
-        print(name, measured.table(), sep="\n", flush=True)
-    results.put(rules=rows)
+    found, chosen = results.needed("classifiers", "classifier"), results["classifier"]
+    classifier = so.create_classifier(arguments.work / "classifier", device=device())
+    if "test" not in found[chosen]:
+        found[chosen]["test"] = accuracies(classifier, arguments.work / TRIMMED, "test")
+        results.put(classifiers=found)
+    # One object each, so that its outputs are computed once for all of its rows.
+    samplers = {name: so.load_sampler(folder, device=device()) for name, folder in trained_samplers(arguments).items()}
+    own = [name for name in samplers if name.startswith(f"{OWN}#")]
+    answers = {f"{name}+{way}": samplers[name] for name in own for way in ANSWERS}
+    spread = {f"{name}+{method}": samplers[name] for name in own for method in trials.METHODS}
+    plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS))
+    policies = {name: name for name in plain} | samplers | answers | spread
+    for split in ("dev", "test"):
+        if split in results.data or "bank10" not in arguments.banks:
+            continue
+        oracles = {name: name for name in trials.ORACLES}
+        rows = measured(arguments, classifier, "bank10", split, policies | oracles, list(trials.NUM_FRAMES))
+        autos = {name: samplers[name] for name in own}
+        if autos:
+            rows += measured(arguments, classifier, "bank10", split, autos, ["auto"], auto_tolerance=TOLERANCES)
+        results.put(**{split: {"rows": rows, "samplers": fingerprints(samplers)}})
+    if "test" in results.data:
+        dev, test = (trials.means(results[split]["rows"], "top1") for split in ("dev", "test"))
+        budget = trials.budget_of(dev)
+        results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, "top1", budget))
+    others = results.data.get("other_banks", {})
+    for name in arguments.banks:
+        if name in BANKS and name != "bank10" and name not in others:
+            few = {name: name for name in (*trials.RULES, *LONG_ORACLES)} | samplers
+            counts = list(trials.NUM_FRAMES) if BANKS[name][0] == 10 else LONG_NUM_FRAMES
+            rows = measured(arguments, classifier, name, "test", few, counts)
+            others[name] = {"table": trials.means(rows, "top1"), "rows": rows}
+            results.put(other_banks=others)
+
+
+def measured(
+    arguments: argparse.Namespace,
+    classifier: Any,
+    bank: str,
+    split: str,
+    policies: dict[str, Any],
+    num_frames: list[Any],
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Rows of all policies, as plain values."""
+    begin = time.perf_counter()
+    so.add_teacher(arguments.work / bank, classifier)
+    result = so.evaluate(
+        arguments.work / bank,
+        policies,
+        num_frames=num_frames,
+        num_candidates=BANKS[bank][0],
+        classifier=classifier,
+        split=split,
+        device=device(),
+        bootstrap=BOOTSTRAP,
+        **options,
+    )
+    print(f"{bank}, {split}: {len(policies)} policies, {time.perf_counter() - begin:.0f} s", flush=True)
+    rows: list[dict[str, Any]] = result.to_dict()["rows"]
+    return rows
+
+
+def fingerprints(samplers: dict[str, Any]) -> dict[str, str]:
+    return {name: sampler.fingerprint() for name, sampler in samplers.items()}
 
 
 STAGES: dict[str, Callable[[argparse.Namespace, Results], None]] = {
@@ -297,6 +388,7 @@ STAGES: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "streams": make_streams,
     "banks": make_banks,
     "classifier": train_classifiers,
+    "samplers": train_samplers,
     "measure": measure,
 }
 

@@ -56,3 +56,59 @@ def test_streams_of_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         record = json.loads(line)
         shown = {Path(segment["clip"]).stem for segment in record["segments"]}
         assert {splits[clip] for clip in shown} == {streams[record["id"]]}
+
+
+def _line(policy: str, count: int | None, value: float, **more: object) -> dict[str, object]:
+    line = {"policy": policy, "num_frames": count, "top1": value, "gmacs": 1.97 * (count or 2.5), "seeds": 3}
+    line |= {"num_candidates": 10, "frames_classified": float(count or 2.5), "dial": None, "ci95": {"top1": [0.1, 0.9]}}
+    return {**line, **more}
+
+
+def _result() -> dict[str, object]:
+    own = [_line("few-clips", count, 0.4 + count / 100, top1_sd=0.01) for count in (1, 2, 3, 6)]
+    auto = _line("few-clips+auto@0.01", None, 0.5, dial="0.01")
+    table = [
+        *(_line("uniform", count, 0.2 + count / 100) for count in (1, 2, 3, 6)),
+        _line("all", 10, 0.3),
+        *own,
+        auto,
+        _line("kts", 6, 0.22),
+        *(_line("paper", count, 0.21, seeds=1) for count in (1, 2, 3, 6)),
+        _line("class-frames", None, 0.56),
+        *(_line("semi-optimal", count, 0.7) for count in (1, 2, 3, 6)),
+    ]
+    at_budget = [
+        {**own[1], "dev": 0.45, "dev_gmacs": 4.0},
+        {**auto, "policy": "few-clips+auto", "dev": 0.44, "dev_gmacs": 5.0},
+        {**_line("kts", 6, 0.22), "dev": 0.9, "dev_gmacs": 12.0},
+    ]
+    trial = {"frames": 0.6, "clips": 0.7, "sizes": {"train": 5, "dev": 4, "test": 3}}
+    return {
+        "table": table,
+        "at_budget": at_budget,
+        "budget_gmacs": 12.0,
+        "num_classes": 34,
+        "streams": {"train": 5, "dev": 7, "test": 9},
+        "classifiers": {"head": trial, "best": {**trial, "test": {"frames": 0.5, "clips": 0.55}}},
+        "classifier": "best",
+    }
+
+
+def test_page_of_streams() -> None:
+    """N is chosen on dev among the rows of the own recipe, and the figures of the page follow the file."""
+    tables = importlib.import_module("benchmarks.tables.streams_table")
+    assert not doctest.testmod(tables).failed
+    result = _result()
+    assert tables.best(result)["num_frames"] == 2  # not what is best on test, and not another method
+    # From uniform frames at N=6 (0.26) to the class frames (0.56).
+    assert tables.of_the_way(result, 0.41) == pytest.approx(0.5)
+    text = "\n".join(tables.sections(result))
+    assert "with 2 frames (chosen on dev, 3.9 GMACs) has 42.0 ± 1.0 %" in text
+    assert "53 % of that way is gone" in text
+    assert "| **SOSampler+ (few clips)** | N=2 | 2 | 3.9 | 45.0 | 42.0 ± 1.0 | 10.0 to 90.0 | 53 % | 3 |" in text
+    assert "Trained with fewer than three seeds: SOSampler (paper) 1." in text
+    assert "names 50.0 % of single frames and 55.0 % of clips right" in text
+    assert "| uniform frames | 21.0 | 22.0 | 23.0 | 26.0 | 30.0 |" in tables.table(result)
+    result["at_budget"][1]["dev"] = 0.46
+    assert tables.best(result)["policy"] == "few-clips+auto"
+    assert "2.5 frames on average" in tables.headline(result)

@@ -60,7 +60,7 @@ GUIDANCE = ("logits", "probabilities", "frames", BELIEF)
 BEST = "best"  # of the answers, on dev
 SCALE_FREE = ("logistic", "listwise", "reinforce")  # losses of raw scores and of targets not normalised over T
 
-_NAMES = ("default", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
+_NAMES = ("default", "few-clips", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
 _BASE = "base"  # key of a user's file: the recipe for the settings that the file omits
 
 
@@ -199,7 +199,7 @@ def list_recipes() -> list[str]:
 
     Examples:
         >>> list_recipes()
-        ['default', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
+        ['default', 'few-clips', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
     """
     return list(_NAMES)
 

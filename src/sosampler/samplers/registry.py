@@ -19,6 +19,7 @@ RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsam
 # the paper prints stand beside the other two only.
 TITLES = {
     "default": "SOSampler+",
+    "few-clips": "SOSampler+ (few clips)",
     "paper": "SOSampler (paper)",
     "authors": "SOSampler (authors' code)",
     "ocsampler": "OCSampler",
