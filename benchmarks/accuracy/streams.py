@@ -41,6 +41,7 @@ import torch
 import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler._util.hardware import usable_cores
+from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.datasets.manifest import SPLITS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
@@ -260,9 +261,14 @@ def accuracies(classifier: Any, path: Path, split: str) -> dict[str, float]:
         pixels = torch.from_numpy(bank[row].frames())[None].permute(0, 1, 4, 2, 3)  # [1, T, 3, H, W]
         if pixels.shape[1] < CLIP_FRAMES:  # a short video has fewer frames
             pixels = pixels[:, np.linspace(0, pixels.shape[1] - 1, CLIP_FRAMES).round().astype(int)]
-        positions = torch.linspace(0, 1, pixels.shape[1])[None]
-        clips.append(int(classifier.clip_probs(pixels, positions).argmax()) in item.labels)
-        of_frames = classifier.frame_probs(pixels)[0].argmax(-1).tolist()
+        if isinstance(classifier, PooledClassifier):  # the network runs once for both
+            logits = classifier.frame_features(pixels)
+            of_clip, of_frames = classifier.pool(logits), classifier.pool(logits[:, :, None])
+        else:
+            of_clip = classifier.clip_probs(pixels, torch.linspace(0, 1, pixels.shape[1])[None])
+            of_frames = classifier.frame_probs(pixels)
+        clips.append(int(of_clip.argmax()) in item.labels)
+        of_frames = of_frames[0].argmax(-1).tolist()
         frames.append(np.mean([label in item.labels for label in of_frames]))
     return {"frames": float(np.mean(frames)), "clips": float(np.mean(clips))}
 
@@ -362,7 +368,8 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Rows of all policies, as plain values."""
     begin = time.perf_counter()
-    so.add_teacher(arguments.work / bank, classifier)
+    if classifier.fingerprint() not in so.Bank(arguments.work / bank).teachers:  # or they came from another machine
+        so.add_teacher(arguments.work / bank, classifier)
     result = so.evaluate(
         arguments.work / bank,
         policies,

@@ -74,7 +74,7 @@ class TestFiles:
         recipe = read_recipe(name)
         values = recipe.to_dict()
         # Settings that came later are left out at their defaults: runs and recipes of before are still equal.
-        later = ("answer",) if name != "default" else ()
+        later = {"default": (), "few-clips": ("freeze",)}.get(name, ("answer",))
         assert tuple(values) == (*SETTINGS[: SETTINGS.index("pretrain")], *later)
         assert SamplerRecipe.from_dict(yaml.safe_load(yaml.safe_dump(values))) == recipe
         assert json.loads(json.dumps(values)) == values
@@ -248,7 +248,7 @@ class TestUserFiles:
             ("3: 4\n", "3: no such setting"),
             (
                 "base: mine\n",
-                "base='mine' is unknown; choose one of: default, paper, authors",
+                "base='mine' is unknown; choose one of: default, few-clips, paper, authors",
             ),
             ("lr: 0\n", "lr=0 must be"),
             ("lr: 0.1\nlr: 0.2\n", "lr is given twice"),
@@ -267,7 +267,7 @@ class TestUserFiles:
         for given in ("papers", tmp_path, tmp_path / "none.yaml"):
             with pytest.raises(
                 InvalidArgument,
-                match=r"give one of: default, paper, authors, .*; or a YAML file",
+                match=r"give one of: default, few-clips, paper, authors, .*; or a YAML file",
             ):
                 read_recipe(given)
 
@@ -282,6 +282,6 @@ class TestUserFiles:
 def test_invalid_recipes(given: Any) -> None:
     with pytest.raises(
         InvalidArgument,
-        match=r"must be one of: default, paper, authors, .*; a YAML file",
+        match=r"must be one of: default, few-clips, paper, authors, .*; a YAML file",
     ):
         read_recipe(given)
