@@ -237,7 +237,8 @@ def task_of(
         own |= SOURCES.get(method, _of_weights)(arguments)
     elif settings.get("light") == trials.TRAINED:
         shorter = arguments.trial_epochs if bank is not None and bank == arguments.tune_bank else None
-        light = task_of(arguments, results, trials.TRAINED, {}, seed, shorter or arguments.epochs, bank)
+        first = TRIALS[trials.TRAINED][0]
+        light = task_of(arguments, results, trials.TRAINED, first, seed, shorter or arguments.epochs, bank)
         own["light"] = light["out"]
     else:
         own["light"] = results["light"]["fingerprint"]

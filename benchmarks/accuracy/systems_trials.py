@@ -28,7 +28,7 @@ SELECTORS = (
     *(f"frame-difference+{method}" for method in METHODS),
 )
 
-TRAINED = "sosampler"  # light features of the sampler that the first trial of this method trained, or its seed
+TRAINED = "sosampler"  # light features of the sampler that the first trial of this method trains, or its seed
 
 # Arguments of `so.train`, the method's own recipe first. `--trials` takes so many from the front, of every method.
 TRIALS: dict[str, tuple[Settings, ...]] = {
@@ -157,10 +157,10 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     ),
 }
 # Trials where classes have few clips (`--few-clips`), two a method: samplers may leave most of their network as
-# ImageNet left it, which is the default of SOSampler+ and was found with it.
+# ImageNet left it, which the recipe few-clips does and was found with it.
 FROZEN: Settings = {"freeze": 0.75}
 FEW_CLIPS: dict[str, tuple[Settings, ...]] = {
-    "sosampler": ({}, {"freeze": 0.5}),
+    "sosampler": ({"recipe": "few-clips"}, {"recipe": "few-clips", "freeze": 0.5}),
     "paper": ({"recipe": "paper"}, {"recipe": "paper", "lr": 1e-2, **FROZEN}),
     "authors": ({"recipe": "authors"}, {"recipe": "authors", **FROZEN}),
     "ocsampler": ({}, {"reinforce": {"reward": "label"}, **FROZEN}),

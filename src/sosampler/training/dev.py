@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.answer import Evidence
-from sosampler.samplers.sosampler import SOSampler, label_confidence, mean_over_candidates, top_n
-from sosampler.training.answers import DevAnswers
+from sosampler.samplers.sosampler import Scoring, SOSampler, label_confidence, mean_over_candidates, top_n
+from sosampler.training.answers import NUM_FRAMES, DevAnswers
 from sosampler.training.distributed import send
 from sosampler.training.rewards import ClipClassifier, clip_outputs
 from sosampler.training.sampler_data import FrameSource, VideoTable
 from sosampler.video.candidates import uniform_positions
 
+RANKINGS = ("belief", "importance")  # by which frames are ranked
 MAX_FRAMES = 6  # chosen of each video, or half of the candidates where that is less
 _FRAMES_AT_A_TIME = 512
 _RIDGE = 1e-6  # keeps the slope finite where scores separate good frames from bad ones completely
@@ -153,6 +154,27 @@ class DevSet:
     def of_semi_optimal(self) -> float:
         """Return the metric of the N frames with the highest confidence in the labels, which a sampler imitates."""
         return self.of_scores(self.confidence)
+
+
+def choose_ranking(
+    sampler: SOSampler, dev: DevSet, outputs: DevOutputs, precision: str
+) -> tuple[DevOutputs, dict[str, Any]]:
+    """Rank by the importance alone, without the belief, where that is better on dev.
+
+    `outputs` are those with the belief. Returns the outputs by what is kept, and what both measure.
+    """
+    by_belief, sampler.scoring = sampler.scoring, Scoring()
+    alone = dev.outputs(sampler, precision)
+    numbers = [number for number in NUM_FRAMES if number <= dev.num_candidates]
+    measured = {
+        name: [dev.measure(top_n(each.scores, number)) for number in numbers]
+        for name, each in zip(RANKINGS, (outputs, alone), strict=True)
+    }
+    helps = np.mean(measured[RANKINGS[0]]) >= np.mean(measured[RANKINGS[1]])
+    if helps:
+        sampler.scoring = by_belief
+    facts = {"kept": RANKINGS[0 if helps else 1], "num_frames": numbers, "metric": dev.metric}
+    return outputs if helps else alone, {**facts, **measured}
 
 
 def fit_calibration(scores: ArrayLike, confidences: ArrayLike) -> tuple[float, float]:

@@ -32,10 +32,10 @@ from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import ClipProbs, SamplerLoss
 from sosampler.samplers.recipe import BEST, OCSamplerSettings, SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, RECIPES, has_belief
-from sosampler.samplers.sosampler import Scoring, SOSampler, top_n
-from sosampler.training.answers import MIN_VIDEOS, NUM_FRAMES, fit_answers
+from sosampler.samplers.sosampler import SOSampler, top_n
+from sosampler.training.answers import MIN_VIDEOS, fit_answers
 from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, check_apart
-from sosampler.training.dev import DevOutputs, DevSet, fit_calibration
+from sosampler.training.dev import RANKINGS, DevOutputs, DevSet, choose_ranking, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
 from sosampler.training.optim import diverged, freeze_first, is_finite, make_optimizer, sampler_precision
@@ -574,31 +574,6 @@ def _add_answers(loop: SamplerLoop, dev: DevSet, outputs: DevOutputs) -> dict[st
     return {"kept": settings["default"], "best": best, **measured}
 
 
-def _choose_scoring(loop: SamplerLoop, dev: DevSet, outputs: DevOutputs) -> tuple[DevOutputs, dict[str, Any] | None]:
-    """Rank by the importance alone where the belief does not help on dev.
-
-    Returns the outputs by what is kept, and what both measure; None where the recipe has no belief.
-    """
-    sampler = loop.evaluated
-    if not has_belief(sampler.scoring.settings):
-        return outputs, None
-    by_belief, sampler.scoring = sampler.scoring, Scoring()
-    alone = dev.outputs(sampler, loop.precision)
-    numbers = [number for number in NUM_FRAMES if number <= dev.num_candidates]
-    measured = {
-        name: [dev.measure(top_n(each.scores, number)) for number in numbers]
-        for name, each in (("belief", outputs), ("importance", alone))
-    }
-    means = {name: float(np.mean(values)) for name, values in measured.items()}
-    helps = means["belief"] >= means["importance"]
-    kept = "belief" if helps else "importance"
-    if helps:
-        sampler.scoring = by_belief
-    shown = ", ".join(f"{name} {100 * mean:.2f} %" for name, mean in means.items())
-    loop.say(f"ranking: dev {dev.metric}, mean over {_numbers(numbers)} frames: {shown}; {kept} is kept")
-    return outputs if helps else alone, {"kept": kept, "num_frames": numbers, "metric": dev.metric, **measured}
-
-
 def _numbers(numbers: list[int]) -> str:
     """
     >>> _numbers([1, 2, 6]), _numbers([1])
@@ -626,15 +601,20 @@ def _finish(
     if not is_finite(sampler):  # infinite variances of a batch norm give finite scores
         raise diverged("weights or statistics of the sampler are not finite", recipe.lr, loop.precision)
     ranking = None
-    if loop.dev is not None:
-        dev_outputs, ranking = _choose_scoring(loop, calibration, dev_outputs)
+    if loop.dev is not None and has_belief(sampler.scoring.settings):
+        dev_outputs, ranking = choose_ranking(sampler, calibration, dev_outputs, loop.precision)
+        shown = ", ".join(f"{name} {100 * np.mean(ranking[name]):.2f} %" for name in RANKINGS)
+        loop.say(
+            f"ranking: dev {ranking['metric']}, mean over {_numbers(ranking['num_frames'])} frames: {shown}; "
+            f"{ranking['kept']} is kept"
+        )
     sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
     answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
         measured |= {"dev_uniform": loop.dev.of_uniform(), "dev_semi_optimal": loop.dev.of_semi_optimal()}
-    if ranking is not None and ranking["kept"] == "importance":
+    if ranking is not None and ranking["kept"] == RANKINGS[1]:
         measured["dev"] = calibration.of_scores(dev_outputs.scores)
     measured |= {"num_candidates": calibration.num_candidates, "num_frames": calibration.num_frames}
     sampler.about = {
