@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.tables import systems_table
 from benchmarks.tables.systems_table import markdown, number, percent
 from sosampler.samplers.registry import TITLES
 
@@ -29,6 +30,15 @@ NAMES = {
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "attainable": "best under the classifier's own belief over all frames (oracle)",
     "optimal": "π_o (oracle)",
+}
+# What a complete comparison has besides, by policy and by bank
+_OTHERS = {"default": f"{TITLES['default']} (the recipe `default`)"} | {
+    name: systems_table.NAMES[name] for name in systems_table.PUBLISHED if name != "sosampler"
+}
+_BANKS = {
+    "key10": "ten keyframe candidates",
+    "long32": "long streams with 32 candidates",
+    "long100": "long streams with 100 candidates",
 }
 ORACLES = ("class-frames", "attainable", "semi-optimal-max", "semi-optimal", "optimal")
 METRIC = "top1"
@@ -135,7 +145,7 @@ def _within_budget(result: Result) -> str:
         rows.append(
             [
                 shown(line["policy"]),
-                f"tolerance {line['dial']}" if line["dial"] is not None else f"N={line['num_frames']}",
+                _setting(line),
                 number(line["frames_classified"]),
                 number(line["gmacs"]),
                 percent({METRIC: line["dev"]}, METRIC),
@@ -147,6 +157,16 @@ def _within_budget(result: Result) -> str:
         )
     heads = ["", "chosen on dev", "frames", "GMACs", "dev, %", "test, %", "95 %", "of the way", "seeds"]
     return markdown(heads, rows)
+
+
+def _setting(line: Line) -> str:
+    """
+    >>> _setting({"dial": "0.01", "num_frames": None}), _setting({"dial": None, "num_frames": None})
+    ('tolerance 0.01', '')
+    """
+    if line["dial"] is not None:
+        return f"tolerance {line['dial']}"
+    return "" if line["num_frames"] is None else f"N={line['num_frames']}"
 
 
 def _auto(result: Result) -> str:
@@ -180,15 +200,16 @@ def _classifiers(result: Result) -> list[str]:
 
 
 def _other_banks(result: Result) -> list[str]:
-    titles = {"key10": "Ten keyframe candidates", "long32": "Long streams, 32 candidates"}
-    titles["long100"] = "Long streams, 100 candidates"
     text: list[str] = []
     for name, found in result.get("other_banks", {}).items():
         lines = {(line["policy"], line["num_frames"]): line for line in found["table"]}
         counts = sorted({count for _, count in lines})
         policies = dict.fromkeys(policy for policy, _ in lines)
         rows = [[shown(policy), *(percent(lines.get((policy, n)), METRIC) for n in counts)] for policy in policies]
-        text += [f"## {titles[name]}", markdown(["", *(f"N={count}" for count in counts)], rows)]
+        text += [
+            f"## {_BANKS[name][0].upper()}{_BANKS[name][1:]}",
+            markdown(["", *(f"N={count}" for count in counts)], rows),
+        ]
     return text
 
 
@@ -201,6 +222,10 @@ def _notes(result: Result) -> list[str]:
     ]
     if few:
         text.append(f"Trained with fewer than three seeds: {', '.join(few)}.")
+    missing = [title for name, title in _OTHERS.items() if not any(name == line["policy"] for line in result["table"])]
+    missing += [title for name, title in _BANKS.items() if name not in result.get("other_banks", {})]
+    if missing:
+        text.append(f"Not measured on streams yet: {', '.join(missing)}.")
     if "half_precision" in result:
         text.append(result["half_precision"])
     return ["## How the figures came about", " ".join(text)]
