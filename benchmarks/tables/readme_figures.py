@@ -39,6 +39,7 @@ ROWS = {
     "sosampler": f"**{TITLES['default']}**",
     "semi-optimal": "oracle that knows the label (π_s)",
 }
+ON_STREAMS = {"sosampler": streams_table.OWN, MEAN: f"{streams_table.OWN}+mean"}
 FRAMES, ALL = (1, 2, 3, 6), 10
 LEARNED = {
     "paper": TITLES["paper"],
@@ -83,30 +84,36 @@ def headline(files: Files) -> str:
 def brings(files: Files) -> str:
     """Return the accuracy of SOSampler's recipes beside uniform frames and the oracle, and what stands beside it."""
     result = files["systems_reels"]
-    at = _cells(result)
+    at, streams = _cells(result), files["streams"]
+    heads = [f"{kind}: {count}" for kind in ("streams", "reels") for count in (*FRAMES, f"all {ALL}")]
     lines = [
-        *_streams(files["streams"]),
-        f"**Reels.** {result['videos']['test']} test reels of {ALL} shots with unseen images. Some shots show one of "
-        f"{result['num_classes']} sports, the others something else. Classifier: ResNet-50. Every recipe had "
+        *_streams(streams),
+        f"Reels: {result['videos']['test']} test videos of ten shots that are unseen images, of "
+        f"{result['num_classes']} sports or of something else. Classifier: ResNet-50. Every recipe had "
         f"{result['trials_each']} trials of {result['asked']['trial_epochs']} epochs, judged on "
         f"{result['tune_videos']['dev']} dev reels. Top-1 in %, mean of {len(result['seeds'])} seeds:",
         "",
-        f"| frames for the classifier | {' | '.join(map(str, FRAMES))} | all {ALL} |",
-        "|---" * (len(FRAMES) + 2) + "|",
+        f"| frames for the classifier | {' | '.join(heads)} |",
+        "|---" * (len(heads) + 1) + "|",
     ]
     for policy, name in ROWS.items():
-        cells = [_percent(at[policy, count]["top1"]) for count in FRAMES]
+        values = [*streams_table.cells_of(streams, ON_STREAMS.get(policy, policy), (*FRAMES, ALL))]
+        values += [_percent(at[policy, count]["top1"]) for count in FRAMES]
+        values.append(_percent(at["all", ALL]["top1"]) if policy == "uniform" else "")
         if name.startswith("**"):
-            cells = [f"**{cell}**" for cell in cells]
-        everything = _percent(at["all", ALL]["top1"]) if policy == "uniform" else ""
-        lines.append(f"| {name} | {' | '.join(cells)} | {everything} |")
+            values = [f"**{value}**" if value else "" for value in values]
+        lines.append(f"| {name} | {' | '.join(values)} |")
     two, everything = at["sosampler", FRAMES[1]], at["all", ALL]
     lines += [
         "",
         *_more_epochs(files),
-        f"{OWN_RECIPE}. {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames "
-        f"cost {everything['gmacs']:.1f}.",
-        *_own_answer(result),
+        " ".join(
+            [
+                f"{OWN_RECIPE}. On reels {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included, all "
+                f"{ALL} frames {everything['gmacs']:.1f}.",
+                *_own_answer(result),
+            ]
+        ),
         _beside_learned_methods(result),
         _general(files["general_sampler"]),
     ]
@@ -116,18 +123,16 @@ def brings(files: Files) -> str:
 def _streams(result: Result) -> list[str]:
     """Return what stands in README about streams of real clips."""
     chosen = streams_table.best(result)
-    low_high = chosen["ci95"][streams_table.METRIC]
+    low, high = chosen["ci95"][streams_table.METRIC]
+    found = {line["policy"]: line["seeds"] for line in result["table"]}
+    names = {ON_STREAMS.get(name, name): title.strip("*") for name, title in ROWS.items()}
+    seeds = [f"{names[name]} {found[name]}" for name in (streams_table.OWN, "authors", "paper")]
     return [
-        f"**Streams.** {result['streams']['test']} test videos of ten shots, each a part of a real clip: 25 to 60 % of "
-        f"the time one of {result['num_classes']} actions, background otherwise. Top-1 in %, mean over seeds. The "
-        f"recipe is `{streams_table.OWN}`; it and the number of frames were chosen on dev:",
-        "",
-        *streams_table.table(result),
-        "",
-        f"The best on dev within the cost of six uniform frames is {streams_table.frames_of(chosen)}: "
-        f"{_percent(chosen['top1'])} % ({_percent(low_high[0])} to {_percent(low_high[1])}) at {chosen['gmacs']:.1f} "
-        f"GMACs. [More](docs/results/streams.md), with what is not measured there yet.",
-        "",
+        f"Streams: {result['streams']['test']} test videos of ten shots that are real clips, 25 to 60 % of the time of "
+        f"one of {result['num_classes']} actions. The recipe of {TITLES['default']} is `{streams_table.OWN}` there; it "
+        f"and the number of frames were chosen on dev: {streams_table.frames_of(chosen)}, {_percent(chosen['top1'])} % "
+        f"({_percent(low)} to {_percent(high)}) at {chosen['gmacs']:.1f} GMACs. Seeds: {', '.join(seeds)}. "
+        "[More](docs/results/streams.md), and what is not measured there yet.",
     ]
 
 

@@ -215,8 +215,7 @@ def more_epochs(result: Result, other: Result) -> list[str]:
 def front(files: Files, paper: Files, golf: Result | None, names: list[str]) -> str:
     """Return docs/results.md: the answers in short, and what is behind them."""
     answers = [
-        *_works(files, paper),
-        *_on_real_clips(files),
+        *([" ".join(works)] if (works := [*_works(files, paper), *_on_real_clips(files)]) else []),
         *_by_how_much(files),
         *_against_what(files),
         *_without_training(files),
@@ -268,8 +267,8 @@ def _on_real_clips(files: Files) -> list[str]:
     if "streams" not in files:
         return []
     return [
-        f"**On real clips?** {streams_table.headline(files['streams'])} This is the recipe `{streams_table.OWN}`; "
-        "[streams](results/streams.md) has all methods that were measured on them."
+        f"{streams_table.headline(files['streams'])} This is the recipe `{streams_table.OWN}` on "
+        "[streams](results/streams.md)."
     ]
 
 

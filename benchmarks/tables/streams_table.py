@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.tables import systems_table
@@ -42,8 +43,7 @@ _BANKS = {
 }
 ORACLES = ("class-frames", "attainable", "semi-optimal-max", "semi-optimal", "optimal")
 METRIC = "top1"
-README_FRAMES, ALL = (1, 2, 3, 6), 10
-SIX = 6
+SIX, ALL = 6, 10
 
 
 def shown(policy: str) -> str:
@@ -242,17 +242,8 @@ def headline(result: Result) -> str:
     )
 
 
-def table(result: Result) -> list[str]:
-    """The table of README."""
+def cells_of(result: Result, policy: str, counts: Sequence[int]) -> list[str]:
+    """Return the row of README for a policy; all frames stand in the row of uniform ones."""
     at = cells(result)
-    head = f"| frames for the classifier | {' | '.join(map(str, README_FRAMES))} | all {ALL} |"
-    lines = [head, "|---" * (len(README_FRAMES) + 2) + "|"]
-    for policy in ("uniform", "paper", "authors", f"{OWN}+mean", OWN, "semi-optimal"):
-        if not any((policy, count) in at for count in README_FRAMES):
-            continue
-        values = [f"{100 * at[policy, count][METRIC]:.1f}" for count in README_FRAMES]
-        if NAMES[policy].startswith("**"):
-            values = [f"**{value}**" for value in values]
-        everything = f"{100 * at['all', ALL][METRIC]:.1f}" if policy == "uniform" else ""
-        lines.append(f"| {NAMES[policy]} | {' | '.join(values)} | {everything} |")
-    return lines
+    lines = [at.get((policy, count), at.get(("all", count)) if policy == "uniform" else None) for count in counts]
+    return ["" if line is None else f"{100 * line[METRIC]:.1f}" for line in lines]
