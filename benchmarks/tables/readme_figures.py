@@ -109,8 +109,8 @@ def brings(files: Files) -> str:
         *_more_epochs(files),
         " ".join(
             [
-                f"{OWN_RECIPE}. On reels {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included, all "
-                f"{ALL} frames {everything['gmacs']:.1f}.",
+                f"{OWN_RECIPE}. On reels {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included, "
+                f"all {ALL} frames {everything['gmacs']:.1f}.",
                 *_own_answer(result),
             ]
         ),
