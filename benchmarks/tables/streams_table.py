@@ -118,7 +118,7 @@ def _short(result: Result) -> list[str]:
         f"{percent(chosen, METRIC)} %, uniform frames with six ({number(uniform['gmacs'])} GMACs) "
         f"{percent(uniform, METRIC)} %, all ten {percent(at['all', ALL], METRIC)} %. The mean over the frames that "
         f"show the class, if one knew which, has {percent(oracle, METRIC)} %: "
-        f"{100 * of_the_way(result, chosen[METRIC]):.0f} % of that way is gone."
+        f"{100 * of_the_way(result, chosen[METRIC]):.0f} % of the way is covered."
     ]
 
 

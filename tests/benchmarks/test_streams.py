@@ -104,7 +104,7 @@ def test_page_of_streams() -> None:
     assert tables.of_the_way(result, 0.41) == pytest.approx(0.5)
     text = "\n".join(tables.sections(result))
     assert "with 2 frames (chosen on dev, 3.9 GMACs) has 42.0 ± 1.0 %" in text
-    assert "53 % of that way is gone" in text
+    assert "53 % of the way is covered" in text
     assert "| **SOSampler+ (few clips)** | N=2 | 2 | 3.9 | 45.0 | 42.0 ± 1.0 | 10.0 to 90.0 | 53 % | 3 |" in text
     assert "Trained with fewer than three seeds: SOSampler (paper) 1." in text
     assert "names 50.0 % of single frames and 55.0 % of clips right" in text
