@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import sosampler as so
-from sosampler.evaluation.result import top1
+from sosampler.evaluation.result import SharedSources, top1
 from sosampler.samplers.answer import Evidence, frames_to_ask
-from sosampler.training.answers import DevAnswers, _folds, find_sure, fit, fit_answers
-from sosampler.training.dev import fit_calibration
+from sosampler.samplers.sosampler import Scoring
+from sosampler.training.answers import (
+    DevAnswers,
+    _apart,
+    _folds,
+    find_sure,
+    fit,
+    fit_answers,
+    standard_error,
+    with_groups,
+)
+from sosampler.training.dev import DevOutputs, choose_ranking, fit_calibration
 from sosampler.training.train_sampler import train
 from tests.factories import SAMPLER_QUICK, make_bank
 
@@ -126,6 +139,83 @@ def test_groups_stay_together() -> None:
     assert all(len(set(folds[start : start + 3].tolist())) == 1 for start in range(0, 60, 3))
 
 
+def test_videos_of_the_same_clips_are_parted_by_class() -> None:
+    dev = problem(60, seed=0)
+    groups, labels = list(dev.groups), [row.tobytes() for row in dev.labels]
+    assert _apart(dev) == groups
+    assert _apart(replace(dev, sources=[(f"clip {number}",) for number in range(60)])) == groups
+    shared = replace(dev, sources=[(f"clip {number}", f"clip {number + 1}") for number in range(60)])
+    assert _apart(shared) == labels
+    # With fewer classes than parts there is nothing better than the groups.
+    few = shared.rows(np.flatnonzero(dev.labels[:, :3].any(1)))
+    assert _apart(few) == list(few.groups)
+    # The fit takes them apart in that way, and so measures something else.
+    assert fit_answers(shared)[1]["fused"]["log_loss"] != fit_answers(dev)[1]["fused"]["log_loss"]
+
+
+def test_standard_error_counts_clips_and_not_videos() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.eye(2, dtype=bool)[np.zeros(400, dtype=int)]
+    values = rng.normal(0, 1, 400)
+    alone = SharedSources(with_groups([], range(400)), labels)
+    assert standard_error(values, alone) == pytest.approx(values.std() / 20)
+    # A hundred values, each four times: by a clip that they share, or by their group.
+    repeated = np.repeat(values[:100], 4)
+    by_clip = SharedSources(with_groups([(f"c{number // 4}",) for number in range(400)], range(400)), labels)
+    by_group = SharedSources(with_groups([], [number // 4 for number in range(400)]), labels)
+    for shared in (by_clip, by_group):
+        assert standard_error(repeated, shared) == pytest.approx(values[:100].std() / 10, rel=0.02)
+
+
+class KnownDev:
+    """Videos of ten frames, of which each ranking puts another one first; values are known."""
+
+    metric, num_candidates = "top1", 1
+
+    def __init__(self, belief: np.ndarray, importance: np.ndarray, groups: list[int]) -> None:
+        self.right = torch.from_numpy(np.stack([belief, importance], axis=1))  # [V, 2], of either frame
+        self.shared = SharedSources(with_groups([], groups), np.ones((len(groups), 1), dtype=bool))
+
+    def outputs(self, sampler: Any, precision: str) -> DevOutputs:
+        first = [0.0, 1.0] if sampler.scoring.settings == {} else [1.0, 0.0]
+        return DevOutputs(torch.tensor([first] * len(self.right)), torch.zeros(0), None)
+
+    def values(self, chosen: torch.Tensor) -> np.ndarray:
+        return self.right.gather(1, chosen).double().mean(1).numpy()
+
+    def measure(self, chosen: torch.Tensor) -> float:
+        return float(self.values(chosen).mean())
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "a_group", "kept"),
+    [
+        (0, 0, 1, "belief"),
+        (0, 50, 1, "belief"),
+        (10, 4, 1, "belief"),  # ahead by 6 of 200: 1.6 standard errors
+        (10, 2, 1, "importance"),  # by 8: 2.3
+        (10, 2, 2, "belief"),  # the same in pairs that are counted once: 1.6
+        (50, 0, 1, "importance"),
+    ],
+)
+def test_the_belief_is_dropped_only_for_more_than_chance(better: int, worse: int, a_group: int, kept: str) -> None:
+    """Of 200 videos the importance alone is right about some more, and about some fewer."""
+    belief = np.zeros(200)
+    belief[better : better + worse] = 1
+    importance = np.zeros(200)
+    importance[:better] = 1
+    dev = KnownDev(belief, importance, [number // a_group for number in range(200)])
+    settings = {"belief": 2.0, "relevance": [4.0, 1.0], "importance": 0.2}
+    sampler = SimpleNamespace(scoring=Scoring(settings, num_classes=3))
+    with_belief = dev.outputs(sampler, "float32")
+    outputs, facts = choose_ranking(sampler, dev, with_belief, "float32")  # type: ignore[arg-type]
+    assert facts["kept"] == kept
+    assert facts["belief"] == [pytest.approx(worse / 200)]
+    assert facts["importance"] == [pytest.approx(better / 200)]
+    assert sampler.scoring.settings == (settings if kept == "belief" else {})
+    assert (outputs is with_belief) == (kept == "belief")
+
+
 def test_where_to_stop() -> None:
     """The lowest belief from which on stopping costs at most the tolerance, by trying."""
     rng = np.random.default_rng(0)
@@ -180,7 +270,8 @@ def test_training_ranks_by_the_belief_only_where_it_helps_on_dev(tmp_path: Path)
         options = {"lr": 3e-3, **SAMPLER_QUICK, "epochs": 6, "scoring": scoring}
         trained = train(bank, out=tmp_path / f"run{relevance[0]}", say=said.append, **options)
         result = trained.result["ranking"]
-        helps = np.mean(result["belief"]) >= np.mean(result["importance"])
+        ahead = np.mean(result["importance"]) - np.mean(result["belief"])
+        helps = ahead <= 2 * result["standard_error"]
         kept[relevance[0]] = result["kept"]
         assert result["kept"] == ("belief" if helps else "importance")
         assert trained.sampler.scoring.settings == (scoring if helps else {})

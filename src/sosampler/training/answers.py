@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices
-from sosampler.evaluation.result import calibration_error, mean_average_precision, top1, top1_hits
+from sosampler.evaluation.result import SharedSources, calibration_error, mean_average_precision, top1, top1_hits
 from sosampler.policies.auto import DEFAULT_MAX
 from sosampler.samplers.answer import FITTED, PRIOR, Evidence, beliefs_in_order, combine, frames_to_ask
 from sosampler.samplers.registry import FUSED, MEAN, WEIGHTED
@@ -42,6 +42,7 @@ class DevAnswers:
     groups: Sequence[Hashable]  # [V]
     multi_label: bool  # classes do not exclude each other
     metric: str  # "top1" or "mAP"
+    sources: Sequence[Sequence[Hashable]] = ()  # [V] of the pictures or clips that each is made of, where that is known
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,8 +50,15 @@ class DevAnswers:
     def rows(self, rows: Indices) -> DevAnswers:
         arrays = {name: getattr(self, name)[rows] for name in ("logits", "scores", "labels")}
         parts = [None if part is None else part[rows] for part in self.evidence]
-        groups = [self.groups[row] for row in rows.tolist()]
-        return replace(self, evidence=Evidence(*parts), groups=groups, **arrays)  # type: ignore[arg-type]
+        listed = {
+            "groups": [self.groups[row] for row in rows.tolist()],
+            "sources": [self.sources[row] for row in rows.tolist()] if self.sources else (),
+        }
+        return replace(self, evidence=Evidence(*parts), **listed, **arrays)  # type: ignore[arg-type]
+
+    @cached_property
+    def shared(self) -> SharedSources:
+        return SharedSources(with_groups(self.sources, self.groups), self.labels)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -119,13 +127,14 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
 
     What is measured, and what is kept, goes by videos that the fit has not seen: groups of dev in five parts, each
     answered by what was fitted on the others, with all of `NUM_FRAMES`. The default has the lowest log loss, unless the
-    metric of another is higher by more than chance: two standard errors of top-1, paired by video.
+    metric of another is higher by more than chance: two standard errors of top-1, paired by video. Videos that are made
+    of the same pictures or clips count as less than as many, and the parts are then of whole classes.
     """
     most = min(_MAX_VIDEOS, max(MIN_VIDEOS, _MAX_NUMBERS // dev.logits[0].size))
     if len(dev) > most:
         dev = dev.rows(np.linspace(0, len(dev) - 1, most).astype(np.int64))
     kinds = [WEIGHTED] if dev.evidence.class_logits is None else [WEIGHTED, FUSED]
-    folds = _folds(dev.groups)
+    folds = _folds(_apart(dev))
     probs = {MEAN: dev.answers(MEAN, {})}
     probs |= {kind: np.empty_like(probs[MEAN]) for kind in kinds}
     last = min(DEFAULT_MAX, dev.scores.shape[1])
@@ -146,7 +155,7 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     best = min(probs, key=lambda kind: measured[kind]["log_loss"])
     for kind in probs:
         ahead = np.mean(measured[kind]["score"]) - np.mean(measured[best]["score"])
-        if ahead > 2 * _standard_error(dev.hits(probs[kind]) - dev.hits(probs[best])):
+        if ahead > 2 * standard_error(dev.hits(probs[kind]) - dev.hits(probs[best]), dev.shared):
             best = kind
     answer: dict[str, Any] = {"default": best, **{kind: fit(kind, dev) for kind in kinds}}
     if FUSED in kinds and not dev.multi_label:
@@ -154,8 +163,30 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     return answer, measured
 
 
-def _standard_error(values: NDArray[np.float64]) -> float:
-    return float(values.std() / np.sqrt(len(values)))
+def with_groups(sources: Sequence[Sequence[Hashable]], groups: Sequence[Hashable]) -> list[list[Hashable]]:
+    """Return what each video shares with others [V]: its group, and what it is made of.
+
+    >>> with_groups([["clip 3"], ["clip 3"]], ["a", "b"])
+    [['clip 3', ('group', 'a')], ['clip 3', ('group', 'b')]]
+    """
+    made_of = sources or [()] * len(groups)
+    return [[*names, ("group", group)] for names, group in zip(made_of, groups, strict=True)]
+
+
+def standard_error(values: NDArray[np.float64], shared: SharedSources) -> float:
+    """Return the standard error of the mean of values [V], larger where videos share sources."""
+    return float(values.std() / np.sqrt(len(values))) * shared.stretch(values - values.mean())
+
+
+def _apart(dev: DevAnswers) -> list[Hashable]:
+    """Return the groups [V] that parts of dev are made of.
+
+    Where videos share what they are made of, no parts of groups are apart. The numbers of an answer are the same for
+    all classes, and clips of a class are in its videos only, so whole classes are left out.
+    """
+    labels = [row.tobytes() for row in dev.labels]
+    made_of_the_same = bool(SharedSources(dev.sources, dev.labels)) if dev.sources else False
+    return labels if made_of_the_same and len(set(labels)) >= _FOLDS else list(dev.groups)
 
 
 def _folds(groups: Sequence[Hashable]) -> Indices:

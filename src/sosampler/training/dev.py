@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sosampler._util.arrays import Indices
 from sosampler._util.hardware import autocast
 from sosampler.bank.bank import Bank
+from sosampler.bank.format import Shown
 from sosampler.bank.outputs import Teacher
-from sosampler.evaluation.result import mean_average_precision, top1
+from sosampler.evaluation.result import SharedSources, mean_average_precision, top1, top1_hits
 from sosampler.samplers.answer import Evidence
 from sosampler.samplers.sosampler import Scoring, SOSampler, label_confidence, mean_over_candidates, top_n
-from sosampler.training.answers import NUM_FRAMES, DevAnswers
+from sosampler.training.answers import NUM_FRAMES, DevAnswers, standard_error, with_groups
 from sosampler.training.distributed import send
 from sosampler.training.rewards import ClipClassifier, clip_outputs
 from sosampler.training.sampler_data import FrameSource, VideoTable
@@ -67,6 +69,9 @@ class DevSet:
         self.confidence = label_confidence(self._probs.float(), self.labels)  # [V, T]
         self._sigmoid = teacher.multi_label
         self._groups = [bank.rows[row].item.group_key for row in rows]
+        made_of = [bank.shown.get(bank.rows[row].item.id, Shown()).sources for row in rows]
+        known = [tuple(each) for each in made_of if each is not None]
+        self._sources = known if len(known) == len(rows) else ()
         self._logits: Tensor | None = None
         self.metric = "confidence"
         if clips is not None:
@@ -118,7 +123,12 @@ class DevSet:
             self._groups,
             multi_label=self._sigmoid,
             metric=self.metric,
+            sources=self._sources,
         )
+
+    @cached_property
+    def shared(self) -> SharedSources:
+        return SharedSources(with_groups(self._sources, self._groups), self.labels.bool().numpy())
 
     def clip_probs(self, videos: Indices, chosen: Tensor) -> Tensor:
         """Return the classifier's probabilities [B, C] of videos [B] at chosen positions [B, N], on the CPU."""
@@ -136,6 +146,13 @@ class DevSet:
         if self.metric == "confidence":
             return float(self.confidence.gather(1, chosen).mean())
         return self.measure_probs(self.clip_probs(np.arange(len(self)), chosen))
+
+    def values(self, chosen: Tensor) -> NDArray[np.float64]:
+        """Return for each video [V] whether the classifier is right, or its confidence where that is the metric."""
+        if self.metric == "confidence":
+            return np.asarray(self.confidence.gather(1, chosen).double().mean(1))
+        probs = self.clip_probs(np.arange(len(self)), chosen).numpy()
+        return top1_hits(probs, self.labels.bool().numpy()).astype(np.float64)
 
     def measure_probs(self, probs: Tensor) -> float:
         """Return top-1 or mAP of clips with probabilities [V, C]."""
@@ -159,22 +176,23 @@ class DevSet:
 def choose_ranking(
     sampler: SOSampler, dev: DevSet, outputs: DevOutputs, precision: str
 ) -> tuple[DevOutputs, dict[str, Any]]:
-    """Rank by the importance alone, without the belief, where that is better on dev.
+    """Rank by the importance alone, without the belief, where that is better on dev by more than chance.
 
-    `outputs` are those with the belief. Returns the outputs by what is kept, and what both measure.
+    Chance is two standard errors, as for answers. Returns the outputs by what is kept, given those with the belief, and
+    what both measure.
     """
     by_belief, sampler.scoring = sampler.scoring, Scoring()
     alone = dev.outputs(sampler, precision)
     numbers = [number for number in NUM_FRAMES if number <= dev.num_candidates]
-    measured = {
-        name: [dev.measure(top_n(each.scores, number)) for number in numbers]
-        for name, each in zip(RANKINGS, (outputs, alone), strict=True)
-    }
-    helps = np.mean(measured[RANKINGS[0]]) >= np.mean(measured[RANKINGS[1]])
-    if helps:
+    chosen = [[top_n(each.scores, number) for number in numbers] for each in (outputs, alone)]
+    measured = [[dev.measure(frames) for frames in of_ranking] for of_ranking in chosen]
+    with_belief, without = (np.mean([dev.values(frames) for frames in of_ranking], axis=0) for of_ranking in chosen)
+    ahead, error = np.mean(measured[1]) - np.mean(measured[0]), standard_error(without - with_belief, dev.shared)
+    kept = RANKINGS[1 if ahead > 2 * error else 0]
+    if kept == RANKINGS[0]:
         sampler.scoring = by_belief
-    facts = {"kept": RANKINGS[0 if helps else 1], "num_frames": numbers, "metric": dev.metric}
-    return outputs if helps else alone, {**facts, **measured}
+    facts = {"kept": kept, "num_frames": numbers, "metric": dev.metric, "standard_error": error}
+    return outputs if kept == RANKINGS[0] else alone, {**facts, **dict(zip(RANKINGS, measured, strict=True))}
 
 
 def fit_calibration(scores: ArrayLike, confidences: ArrayLike) -> tuple[float, float]:
