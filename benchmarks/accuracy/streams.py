@@ -338,11 +338,15 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
         if split in results.data or "bank10" not in arguments.banks:
             continue
         oracles = {name: name for name in trials.ORACLES}
-        rows = measured(arguments, classifier, "bank10", split, policies | oracles, list(trials.NUM_FRAMES))
+        found = measured(arguments, classifier, "bank10", split, policies | oracles, list(trials.NUM_FRAMES))
+        rows = rows_of(found)
         autos = {name: samplers[name] for name in own}
         if autos:
-            rows += measured(arguments, classifier, "bank10", split, autos, ["auto"], auto_tolerance=TOLERANCES)
-        results.put(**{split: {"rows": rows, "samplers": fingerprints(samplers)}})
+            rows += rows_of(
+                measured(arguments, classifier, "bank10", split, autos, ["auto"], auto_tolerance=TOLERANCES)
+            )
+        classes = by_class(found, ["uniform", "all", "class-frames", *own])
+        results.put(**{split: {"rows": rows, "samplers": fingerprints(samplers), "by_class": classes}})
     if "test" in results.data:
         dev, test = (trials.means(results[split]["rows"], "top1") for split in ("dev", "test"))
         budget = trials.budget_of(dev)
@@ -352,7 +356,7 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
         if name in BANKS and name != "bank10" and name not in others:
             few = {name: name for name in (*trials.RULES, *LONG_ORACLES)} | samplers
             counts = list(trials.NUM_FRAMES) if BANKS[name][0] == 10 else LONG_NUM_FRAMES
-            rows = measured(arguments, classifier, name, "test", few, counts)
+            rows = rows_of(measured(arguments, classifier, name, "test", few, counts))
             others[name] = {"table": trials.means(rows, "top1"), "rows": rows}
             results.put(other_banks=others)
 
@@ -365,8 +369,8 @@ def measured(
     policies: dict[str, Any],
     num_frames: list[Any],
     **options: Any,
-) -> list[dict[str, Any]]:
-    """Rows of all policies, as plain values."""
+) -> so.Evaluation:
+    """All policies on one split of a bank."""
     begin = time.perf_counter()
     if classifier.fingerprint() not in so.Bank(arguments.work / bank).teachers:  # or they came from another machine
         so.add_teacher(arguments.work / bank, classifier)
@@ -382,8 +386,31 @@ def measured(
         **options,
     )
     print(f"{bank}, {split}: {len(policies)} policies, {time.perf_counter() - begin:.0f} s", flush=True)
+    return result
+
+
+def rows_of(result: so.Evaluation) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = result.to_dict()["rows"]
     return rows
+
+
+def by_class(result: so.Evaluation, policies: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the share of the videos of each class that are right, by policy@N; of samplers the mean over seeds."""
+    assert result.per_video is not None
+    rows = result.per_video.bank.rows
+    labels = np.array([rows[position].item.labels[0] for position in result.per_video.positions])
+    hits: dict[str, list[np.ndarray]] = {}
+    for cell, predictions in result.per_video.predictions.items():
+        if cell.policy in policies:
+            name = f"{trials.read_policy(cell.policy).name}@{cell.num_frames}"
+            hits.setdefault(name, []).append(predictions.right)
+    return {
+        label: {
+            name: float(np.mean([right[labels == index].mean() for right in seeds])) for name, seeds in hits.items()
+        }
+        for index, label in enumerate(result.per_video.bank.classes)
+        if (labels == index).any()
+    }
 
 
 def fingerprints(samplers: dict[str, Any]) -> dict[str, str]:

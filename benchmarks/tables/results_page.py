@@ -360,7 +360,10 @@ def pages() -> dict[str, str]:
         return list(write(files[name])) if name in files else []
 
     bodies = {
-        "streams": section(streams_table.sections, "streams"),
+        "streams": section(
+            lambda result: streams_table.sections(result, files.get("systems_streams"), files.get("long_streams")),
+            "streams",
+        ),
         "reels": [
             *section(samplers, "samplers"),
             *(more_epochs(*both) if len(both := _of(files, "samplers", "samplers_30_epochs")) == 2 else []),

@@ -89,7 +89,8 @@ def frames_of(line: Line) -> str:
     return f"{number(line['frames_classified'])} frames on average"
 
 
-def sections(result: Result) -> list[str]:
+def sections(result: Result, systems: Result | None = None, files: Result | None = None) -> list[str]:
+    """Paragraphs of streams.json; `systems`: systems_streams.json, `files`: long_streams.json, where they are there."""
     return [
         *_short(result),
         "## By the number of frames",
@@ -104,9 +105,12 @@ def sections(result: Result) -> list[str]:
         "## `auto`",
         "One frame after another, until the belief is sure or more frames are not expected to help.",
         _auto(result),
-        *_classifiers(result),
+        *_by_class(result),
         *_other_banks(result),
-        *_notes(result),
+        *([] if files is None else _from_files(files)),
+        *_classifiers(result),
+        *_notes(result, systems, files),
+        *([] if systems is None else systems_table.sections(systems)),
     ]
 
 
@@ -178,6 +182,29 @@ def _auto(result: Result) -> str:
     return markdown(["tolerance", "frames", "GMACs", "top-1, %"], rows)
 
 
+def _by_class(result: Result) -> list[str]:
+    """Return what each class gains, most first; nothing where that was not measured."""
+    found: dict[str, dict[str, float]] = result["test"].get("by_class", {}) if "test" in result else {}
+    if not found:
+        return []
+    numbers = {line["num_frames"]: line for line in result["at_budget"] if line["policy"] == OWN}
+    (count,) = numbers
+    uniform, own, known = f"uniform@{SIX}", f"{OWN}@{count}", "class-frames@None"
+    listed = sorted(found.items(), key=lambda item: item[1][uniform] - item[1][own])
+    rows = []
+    for label, values in listed:
+        low, high = (100 * values[name] for name in (uniform, own))
+        rows.append([label, f"{low:.0f}", f"{high:.0f}", f"{high - low:+.0f}", f"{100 * values[known]:.0f}"])
+    lost = sum(values[own] < values[uniform] for values in found.values())
+    heads = ["class", f"{SIX} uniform frames", f"{NAMES[OWN].strip('*')}, N={count}", "gain", "class frames known"]
+    return [
+        "## By class",
+        f"Top-1 in % on test. {lost} of {len(found)} classes lose. Where even the frames that show the class are named "
+        "wrong (last column), no choice of frames helps: the classifier does not know the class.",
+        markdown(heads, rows),
+    ]
+
+
 def _classifiers(result: Result) -> list[str]:
     rows = [
         [
@@ -213,7 +240,38 @@ def _other_banks(result: Result) -> list[str]:
     return text
 
 
-def _notes(result: Result) -> list[str]:
+def _from_files(result: Result) -> list[str]:
+    """Return speed and accuracy from the file of a long stream to its label."""
+    rows = []
+    for line in result["rows"]:
+        low, high = line["ci95"]
+        between = [100 * bound for bound in line["above_reference_ci95"]]
+        rows.append(
+            [
+                line["variant"],
+                number(line["gmacs"]),
+                f"{100 * line[METRIC]:.1f} ({100 * low:.1f} to {100 * high:.1f})",
+                ""
+                if line["variant"] == line["reference"]
+                else f"{100 * line['above_reference']:+.1f} ({between[0]:+.1f} to {between[1]:+.1f})",
+                f"{line['times_as_fast']:.2f}",
+            ]
+        )
+    shortest, longest = result["minutes"]
+    machine = f"{result['machine']['cores']} cores of {result['machine']['cpu']}"
+    heads = ["variant", "GMACs", "top-1, %", "points above the reference", "times as fast"]
+    return [
+        "## From the file of a long stream to its label",
+        f"{result['videos']} test videos of {shortest:.1f} to {longest:.1f} minutes, as x264 encodes them by default, "
+        f"one after the other on {machine}, every decoder with {result['threads']} threads. The sampler (first seed) "
+        "chooses among keyframes. Uniform frames are exact ones by torchcodec, and the same classifier runs in the "
+        f"same engine. The reference is `{result['rows'][0]['reference']}`. All variants take turns at each "
+        "video (`benchmarks/results/long_streams.json`).",
+        markdown(heads, rows),
+    ]
+
+
+def _notes(result: Result, systems: Result | None, files: Result | None) -> list[str]:
     seeds = {line["policy"]: line["seeds"] for line in result["table"] if line["policy"] in (OWN, "authors", "paper")}
     few = [f"{NAMES[name]} {count}" for name, count in seeds.items() if count < 3]
     text = [
@@ -222,8 +280,11 @@ def _notes(result: Result) -> list[str]:
     ]
     if few:
         text.append(f"Trained with fewer than three seeds: {', '.join(few)}.")
-    missing = [title for name, title in _OTHERS.items() if not any(name == line["policy"] for line in result["table"])]
+    known = {line["policy"].partition("@")[0] for each in (result, systems or {}) for line in each.get("table", [])}
+    missing = [title for name, title in _OTHERS.items() if name not in known]
     missing += [title for name, title in _BANKS.items() if name not in result.get("other_banks", {})]
+    if files is None:
+        missing.append("the time from a long file to its label")
     if missing:
         text.append(f"Not measured on streams yet: {', '.join(missing)}.")
     if "half_precision" in result:

@@ -8,10 +8,12 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from sosampler.evaluation.result import Cell
 from sosampler.video.synthetic import encode_video
 
 
@@ -113,3 +115,62 @@ def test_page_of_streams() -> None:
     result["at_budget"][1]["dev"] = 0.46
     assert tables.best(result)["policy"] == "few-clips+auto"
     assert "2.5 frames on average" in tables.headline(result)
+
+
+def test_page_of_streams_with_what_may_be_missing() -> None:
+    """What is not measured is named; what is measured stands there with its intervals, by class and from the file."""
+    tables = importlib.import_module("benchmarks.tables.streams_table")
+    result = _result()
+    text = "\n".join(tables.sections(result))
+    assert "LiteEval" in text.split("Not measured on streams yet: ")[1]
+    assert "the time from a long file to its label" in text
+    assert "## By class" not in text
+    result["test"] = {
+        "by_class": {
+            "golf": {"uniform@6": 0.5, "few-clips@2": 0.4, "class-frames@None": 0.6},
+            "walk": {"uniform@6": 0.1, "few-clips@2": 0.7, "class-frames@None": 0.8},
+        }
+    }
+    rows = [
+        {"variant": "uniform 8", "gmacs": 15.7, "top1": 0.2, "ci95": [0.15, 0.25], "above_reference": 0.0},
+        {"variant": "keyframes 32, chosen 4", "gmacs": 11.0, "top1": 0.3, "ci95": [0.2, 0.4], "above_reference": 0.1},
+    ]
+    common = {"reference": "uniform 8", "above_reference_ci95": [0.05, 0.15], "times_as_fast": 1.5}
+    files = {"rows": [{**row, **common} for row in rows], "minutes": [3.0, 5.0], "threads": 2, "videos": 9}
+    files["machine"] = {"cores": 2, "cpu": "some"}
+    text = "\n".join(tables.sections(result, {"table": [{"policy": "liteeval@0.5"}], "chosen": {}} | _systems(), files))
+    assert "LiteEval" not in text.split("Not measured on streams yet: ")[1].split("\n")[0]
+    assert "the time from a long file to its label" not in text
+    # The class that gains most comes first.
+    walk, golf = text.index("| walk | 10 | 70 | +60 | 80 |"), text.index("| golf | 50 | 40 | -10 | 60 |")
+    assert walk < golf
+    assert "1 of 2 classes lose." in text
+    assert "| keyframes 32, chosen 4 | 11 | 30.0 (20.0 to 40.0) | +10.0 (+5.0 to +15.0) | 1.50 |" in text
+    assert "| uniform 8 | 15.7 | 20.0 (15.0 to 25.0) |  | 1.50 |" in text
+
+
+def _systems() -> dict[str, object]:
+    return {
+        "videos": {"dev": 7, "test": 9},
+        "num_classes": 2,
+        "asked": {},
+        "trials_each": 1,
+        "seeds": [0],
+        "device": "cpu",
+        "metric": "top1",
+    }
+
+
+def test_shares_of_each_class() -> None:
+    """Of two seeds the mean, class by class; other policies stay out, and so do classes without a video."""
+    script = importlib.import_module("benchmarks.accuracy.streams")
+    labels = [0, 0, 2]
+    rows = [SimpleNamespace(item=SimpleNamespace(labels=[label])) for label in labels]
+    right = {"few-clips#0": [1, 0, 1], "few-clips#1": [1, 1, 0], "uniform": [0, 0, 1], "kts": [1, 1, 1]}
+    predictions = {Cell(name, 2, 10): SimpleNamespace(right=np.array(hits, bool)) for name, hits in right.items()}
+    bank = SimpleNamespace(rows=rows, classes=["golf", "run", "walk"])
+    result = SimpleNamespace(per_video=SimpleNamespace(bank=bank, positions=(0, 1, 2), predictions=predictions))
+    assert script.by_class(result, ["uniform", "few-clips#0", "few-clips#1"]) == {
+        "golf": {"few-clips@2": 0.75, "uniform@2": 0.0},
+        "walk": {"few-clips@2": 0.5, "uniform@2": 1.0},
+    }
