@@ -12,7 +12,6 @@ import sosampler as so
 from sosampler._util import hardware as machine
 from sosampler.samplers.recipe import read_recipe
 from sosampler.training import sampler_data, train_sampler
-from sosampler.training import sampler_data as sampler_frames
 from sosampler.training.dev import fit_calibration
 from sosampler.training.optim import moving_average
 from sosampler.training.sampler_data import (
@@ -301,7 +300,7 @@ def test_memory_and_cores_of_a_container(tmp_path: Path, monkeypatch: pytest.Mon
     write("cpu", {"cpu.cfs_quota_us": "-1\n"})
     assert machine.usable_cores() == 12
     (proc / "self/cgroup").unlink()
-    assert sampler_frames.default_cache_bytes() == int(0.4 * (1000000 << 10))
+    assert machine.default_cache_bytes() == int(0.4 * (1000000 << 10))
 
 
 def test_worker_processes_keep_to_the_shared_memory(mixed: so.Bank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")
 _SHARED = Path("/dev/shm")
 _UNKNOWN_MEMORY = 4 << 30  # bytes, where the system reports nothing
+_MAX_CACHE = 16 << 30  # bytes
+_SHARE_OF_MEMORY = 0.4
 
 BFLOAT16_VARIABLE = "SOSAMPLER_CPU_BFLOAT16"  # "0" or "1" in the environment skips the trial
 _BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
@@ -46,6 +48,11 @@ def usable_cores() -> int:
 def free_memory() -> int:
     """Return the bytes of memory available without swapping or exceeding the limit of a container."""
     return max(0, min([_free_on_the_machine(), *_left_in_groups()]))
+
+
+def default_cache_bytes(processes: int = 1) -> int:
+    """Return two fifths of the free memory, at most 16 GiB, shared between the processes of one machine."""
+    return min(int(_SHARE_OF_MEMORY * free_memory()), _MAX_CACHE) // processes
 
 
 def free_shared_memory() -> int | None:

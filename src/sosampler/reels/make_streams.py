@@ -14,7 +14,7 @@ import numpy as np
 
 from sosampler._util.arrays import Frames
 from sosampler._util.files import plain, remove_leftovers, write_text
-from sosampler._util.hardware import usable_cores
+from sosampler._util.hardware import default_cache_bytes, usable_cores
 from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import one_of
@@ -34,8 +34,6 @@ from sosampler.video.source import open_video
 
 # Increased when the same plan gives other pixels.
 _RENDER_VERSION = 1
-# Decoded clips that all processes together keep.
-_CACHE_BYTES = 1 << 30
 # Clips up to this length are decoded whole and kept; of longer videos only what a shot shows is decoded.
 _MAX_WHOLE_SECONDS = 12.0
 
@@ -147,7 +145,7 @@ def _write_videos(
     done = len(streams) - len(tasks)
     progress = Progress(len(streams), done=done, before=done)
     num_processes = min(workers, len(tasks)) if workers > 1 else 0
-    server, cache = "sosampler.reels.make_streams:writer", _CACHE_BYTES // workers
+    server, cache = "sosampler.reels.make_streams:writer", default_cache_bytes(workers)
     with ClipProcesses(num_processes, server, cache, work="writing streams") as pool:
         for result in pool.results(tasks):
             progress.done += 1

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sosampler._util.arrays import Indices
-from sosampler._util.hardware import free_memory, free_shared_memory
+from sosampler._util.hardware import free_shared_memory
 from sosampler._util.progress import progress_bar
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
@@ -29,8 +29,6 @@ from sosampler.evaluation.result import multi_hot
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.distributed import send
 
-_MAX_CACHE = 16 << 30  # bytes
-_SHARE_OF_MEMORY = 0.4
 _SHARE_OF_DEVICE = 0.25
 _MAX_LENGTHS = 3  # different T in a training
 _TRIES = 10  # as torchvision: then the largest central box of an allowed shape is taken
@@ -129,11 +127,6 @@ def open_frames(
     if device.type == "cuda" and cached.nbytes <= _SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
         return cached.to(device)
     return cached
-
-
-def default_cache_bytes(processes: int = 1) -> int:
-    """Return two fifths of the free memory, at most 16 GiB, shared between the processes of one machine."""
-    return min(int(_SHARE_OF_MEMORY * free_memory()), _MAX_CACHE) // processes
 
 
 # ---- crops: drawn with NumPy by seed and image size alone, so that all devices and processes crop the same boxes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
-from sosampler._util.hardware import autocast, keep_memory, usable_cores
+from sosampler._util.hardware import autocast, default_cache_bytes, keep_memory, usable_cores
 from sosampler._util.limits import check_count
 from sosampler._util.locks import one_run_at_a_time
 from sosampler._util.validation import check_int, one_of
@@ -56,7 +56,6 @@ from sosampler.training.sampler_data import (
     NormalisedCrops,
     SamplerBatches,
     VideoTable,
-    default_cache_bytes,
     labelled_rows,
     open_frames,
 )
