@@ -72,6 +72,25 @@ def _laid_out(value: Any, indent: int = 0) -> str:
     return f"{begin}\n" + ",\n".join(parts) + f"\n{' ' * indent}{end}"
 
 
+def device() -> str:
+    import torch  # seconds, and not all scripts need it
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fast_precision() -> str:
+    """Return the precision in which networks run fast on this machine, the same for all of a comparison."""
+    import torch
+
+    from sosampler._util.hardware import cpu_is_fast_in_bfloat16, keep_memory
+    from sosampler.training.optim import settled_precision
+
+    if device() == "cpu":
+        keep_memory()
+        return "bfloat16" if cpu_is_fast_in_bfloat16() else "float32"
+    return settled_precision(torch.device(device()), None)
+
+
 def end_with_parent() -> None:
     """Jobs of a benchmark that was killed must not meet those of the next: this process ends when its parent does."""
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.accuracy import systems_trials as trials
 from benchmarks.accuracy.train_many import Trainers
-from benchmarks.common import Results
+from benchmarks.common import Results, device, fast_precision
 
 BACKGROUND_SETS = ("airtlab", "yoga")  # not golfdb: golf is a class of the clips
 INPUT_SIZE = 160  # the short side of the clips
@@ -114,10 +114,6 @@ def main() -> None:
             stage(arguments, results)
             results.took(name, time.perf_counter() - begin)
             print(f"{name}: {results['seconds'][name][-1]:.0f} s", flush=True)
-
-
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 # ---- clips and streams
@@ -239,7 +235,7 @@ def train_one(arguments: argparse.Namespace, name: str, settings: dict[str, Any]
     options["weights"] = arguments.weights / options["weights"]
     options["workers"] = max(1, usable_cores() // arguments.parallel)
     bank, out = arguments.work / TRIMMED, folder_of(arguments, name)
-    trained = so.train_classifier(bank, out=out, input_size=INPUT_SIZE, **options)
+    trained = so.train_classifier(bank, out=out, input_size=INPUT_SIZE, precision=fast_precision(), **options)
     seconds = round(time.perf_counter() - begin, 1)
     row = {
         **settings,
@@ -280,7 +276,7 @@ def train_samplers(arguments: argparse.Namespace, results: Results) -> None:
     """Every recipe with every seed, the first seeds first."""
     classifier = so.create_classifier(arguments.work / "classifier", device=device())
     bank = arguments.work / "bank10"
-    so.add_teacher(bank, classifier)
+    teach(bank, classifier)
     tasks = {
         f"{recipe}#{seed}": {
             "bank": str(bank),
@@ -298,6 +294,12 @@ def train_samplers(arguments: argparse.Namespace, results: Results) -> None:
         replies = trainers.train(tasks, lambda name, reply: print(f"{name}: {reply['seconds']:.0f} s", flush=True))
     if failed := {name: reply["failed"] for name, reply in replies.items() if "failed" in reply}:
         raise SystemExit("; ".join(f"{name}: {text}" for name, text in failed.items()))
+
+
+def teach(bank: Path, classifier: Any) -> None:
+    """Run the classifier on the frames that have no outputs yet."""
+    classifier.precision = fast_precision()
+    so.add_teacher(bank, classifier)
 
 
 def sampler_folder(arguments: argparse.Namespace, recipe: str, seed: int) -> Path:
@@ -332,7 +334,7 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
     own = [name for name in samplers if name.startswith(f"{OWN}#")]
     answers = {f"{name}+{way}": samplers[name] for name in own for way in ANSWERS}
     spread = {f"{name}+{method}": samplers[name] for name in own for method in trials.METHODS}
-    plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS))
+    plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS, "general"))
     policies = {name: name for name in plain} | samplers | answers | spread
     for split in ("dev", "test"):
         if split in results.data or "bank10" not in arguments.banks:
@@ -372,8 +374,9 @@ def measured(
 ) -> so.Evaluation:
     """All policies on one split of a bank."""
     begin = time.perf_counter()
+    fast_precision()  # keeps memory on a CPU, which is faster
     if classifier.fingerprint() not in so.Bank(arguments.work / bank).teachers:  # or they came from another machine
-        so.add_teacher(arguments.work / bank, classifier)
+        teach(arguments.work / bank, classifier)
     result = so.evaluate(
         arguments.work / bank,
         policies,
@@ -382,7 +385,7 @@ def measured(
         classifier=classifier,
         split=split,
         device=device(),
-        bootstrap=BOOTSTRAP,
+        bootstrap=BOOTSTRAP if split == "test" else 0,  # dev only chooses
         **options,
     )
     print(f"{bank}, {split}: {len(policies)} policies, {time.perf_counter() - begin:.0f} s", flush=True)

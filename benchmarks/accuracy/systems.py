@@ -48,14 +48,13 @@ from sosampler.errors import MissingDependency, SosamplerError
 from sosampler.samplers.recipe import read_recipe
 from sosampler.samplers.registry import RECIPES
 from sosampler.training.baseline_data import FeatureSource, feature_sources, keep_features
-from sosampler.training.optim import settled_precision
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 from benchmarks.accuracy import systems_trials as trials
 from benchmarks.accuracy.systems_trials import NUM_CANDIDATES, NUM_FRAMES, PICTURES, TRIALS, Row, Settings
 from benchmarks.accuracy.train_many import Reply, Task, Trainers
-from benchmarks.common import Results
+from benchmarks.common import Results, device, fast_precision
 from benchmarks.tables.systems_table import draw_curve
 
 PAIRS = tuple((num_frames, NUM_CANDIDATES) for num_frames in NUM_FRAMES)
@@ -106,6 +105,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--networks", type=Path, default=None, help="Folder of networks.py; methods that need it.")
     parser.add_argument("--methods", nargs="+", choices=list(TRIALS), default=None, help="Default: all that can be.")
+    parser.add_argument("--learned-only", action="store_true", help="Oracles, and rules but three, are left out.")
     parser.add_argument("--few-clips", action="store_true", help="Trials for few clips a class.")
     parser.add_argument("--trials", type=int, default=4, help="Of each method.")
     parser.add_argument("--parallel", type=int, default=3, help="Trainings at a time.")
@@ -204,11 +204,7 @@ def teach(bank: Path, classifier: Any) -> None:
 def _precision(known: Iterable[dict[str, Any]], fingerprint: str, key: str) -> str:
     """In which a network answers: as it began, or as suits the machine."""
     begun = [str(about[key]) for about in known if about["fingerprint"] == fingerprint]
-    return begun[0] if begun else settled_precision(torch.device(device()), None)
-
-
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return begun[0] if begun else fast_precision()
 
 
 # ---- trainings
@@ -443,7 +439,7 @@ def measured(
         classifier=arguments.classifier,
         split=split,
         device=device(),
-        precision=settled_precision(torch.device(device()), None),
+        precision=fast_precision(),
     ).to_dict()
     found.pop("bank")  # a path of the machine
     print(f"{len(policies)} policies on {split}: {time.perf_counter() - begin:.0f} s", flush=True)
@@ -511,9 +507,10 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
     if missing:
         raise SystemExit(f"{', '.join(missing)}: not trained yet; run --stage train first")
     judged = judged_tasks(arguments, results)
-    rules = [*trials.RULES, *trials.SELECTORS]
+    rules = [*trials.RULES, *(() if arguments.learned_only else trials.SELECTORS)]
+    oracles = () if arguments.learned_only else trials.ORACLES
     measure_new(arguments, results, "dev", judged, rules, bank=arguments.tune_bank)
-    measure_new(arguments, results, "test", tasks, [*rules, *trials.ORACLES])
+    measure_new(arguments, results, "test", tasks, [*rules, *oracles])
     tabulate(arguments, results)
 
 
