@@ -361,7 +361,9 @@ def pages() -> dict[str, str]:
 
     bodies = {
         "streams": section(
-            lambda result: streams_table.sections(result, files.get("systems_streams"), files.get("long_streams")),
+            lambda result: streams_table.sections(
+                result, files.get("streams_recipes"), files.get("systems_streams"), files.get("long_streams")
+            ),
             "streams",
         ),
         "reels": [

@@ -108,7 +108,15 @@ def test_page_of_streams() -> None:
     assert "with 2 frames (chosen on dev, 3.9 GMACs) has 42.0 ± 1.0 %" in text
     assert "53 % of the way is covered" in text
     assert "| **SOSampler+ (few clips)** | N=2 | 2 | 3.9 | 45.0 | 42.0 ± 1.0 | 10.0 to 90.0 | 53 % | 3 |" in text
-    assert "Trained with fewer than three seeds: SOSampler (paper) 1." in text
+    # Another training of the classifier in the table of trials than in the figures
+    recipes = {**_result(), "half_precision": "Half."}
+    recipes["classifiers"] = {"best": {"frames": 0.61, "clips": 0.72}, "head": {"frames": 0.41, "clips": 0.52}}
+    text = "\n".join(tables.sections(result, recipes))
+    assert "`best` has 60.0 and 70.0 %" in text
+    assert "| **best** | 61.0 | 72.0 |" in text
+    # 0.41 - 0.21 at N=1, and more at others
+    assert "the other two recipes are at least 20.0 points behind" in text
+    assert "| SOSampler (paper) | 21.0 | 21.0 | 21.0 | 21.0 | 1 |" in text
     assert "names 50.0 % of single frames and 55.0 % of clips right" in text
     assert tables.cells_of(result, "uniform", (1, 6, 10)) == ["21.0", "26.0", "30.0"]
     assert tables.cells_of(result, "few-clips", (1, 10)) == ["41.0", ""]
@@ -122,14 +130,21 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     tables = importlib.import_module("benchmarks.tables.streams_table")
     result = _result()
     text = "\n".join(tables.sections(result))
-    assert "LiteEval" in text.split("Not measured on streams yet: ")[1]
+    assert "LiteEval" in text.split("Not measured on streams: ")[1]
     assert "the time from a long file to its label" in text
     assert "## By class" not in text
     result["test"] = {
         "by_class": {
             "golf": {"uniform@6": 0.5, "few-clips@2": 0.4, "class-frames@None": 0.6},
             "walk": {"uniform@6": 0.1, "few-clips@2": 0.7, "class-frames@None": 0.8},
-        }
+        },
+        "rows": [
+            {"policy": "few-clips#0", "num_frames": 2, "ece": 0.04},
+            {"policy": "few-clips#1", "num_frames": 2, "ece": 0.06},
+            {"policy": "few-clips#0+mean", "num_frames": 6, "ece": 0.2},
+            {"policy": "few-clips#0+auto@0.01", "num_frames": None, "ece": 0.9},
+            {"policy": "kts", "num_frames": 2, "ece": 0.9},
+        ],
     }
     rows = [
         {"variant": "uniform 8", "gmacs": 15.7, "top1": 0.2, "ci95": [0.15, 0.25], "above_reference": 0.0},
@@ -138,13 +153,15 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     common = {"reference": "uniform 8", "above_reference_ci95": [0.05, 0.15], "times_as_fast": 1.5}
     files = {"rows": [{**row, **common} for row in rows], "minutes": [3.0, 5.0], "threads": 2, "videos": 9}
     files["machine"] = {"cores": 2, "cpu": "some"}
-    text = "\n".join(tables.sections(result, {"table": [{"policy": "liteeval@0.5"}], "chosen": {}} | _systems(), files))
-    assert "LiteEval" not in text.split("Not measured on streams yet: ")[1].split("\n")[0]
+    systems = {"table": [{"policy": "liteeval@0.5"}], "chosen": {}} | _systems()
+    text = "\n".join(tables.sections(result, None, systems, files))
+    assert "LiteEval" not in text.split("Not measured on streams: ")[1].split("\n")[0]
     assert "the time from a long file to its label" not in text
     # The class that gains most comes first.
     walk, golf = text.index("| walk | 10 | 70 | +60 | 80 |"), text.index("| golf | 50 | 40 | -10 | 60 |")
     assert walk < golf
     assert "1 of 2 classes lose." in text
+    assert "| **SOSampler+ (few clips)** | 5.0 |  |\n| SOSampler+ (few clips), mean over frames |  | 20.0 |" in text
     assert "| keyframes 32, chosen 4 | 11 | 30.0 (20.0 to 40.0) | +10.0 (+5.0 to +15.0) | 1.50 |" in text
     assert "| uniform 8 | 15.7 | 20.0 (15.0 to 25.0) |  | 1.50 |" in text
 
