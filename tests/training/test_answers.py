@@ -21,6 +21,7 @@ from sosampler.training.answers import (
     DevAnswers,
     _apart,
     _folds,
+    _is_better,
     find_sure,
     fit,
     fit_answers,
@@ -165,6 +166,46 @@ def test_standard_error_counts_clips_and_not_videos() -> None:
     by_group = SharedSources(with_groups([], [number // 4 for number in range(400)]), labels)
     for shared in (by_clip, by_group):
         assert standard_error(repeated, shared) == pytest.approx(values[:100].std() / 10, rel=0.02)
+
+
+def test_an_answer_is_better_by_more_than_chance_or_not_at_all() -> None:
+    def probs(right: int, sure: float, wrong_sure: float = 0.6) -> np.ndarray:
+        """The first videos are named right, with this probability, the others wrong; [V, 1, 2]."""
+        of_truth = np.where(np.arange(100) < right, sure, 1 - wrong_sure)
+        return np.stack([of_truth, 1 - of_truth], axis=-1)[:, None]
+
+    labels = np.eye(2, dtype=bool)[np.zeros(100, dtype=int)]
+    evidence = Evidence(np.ones((100, 1)), None, np.ones((100, 1), dtype=bool))
+    parts: Any = (evidence, np.zeros((100, 1, 2)), np.zeros((100, 1)), labels)
+    dev = DevAnswers(*parts, list(range(100)), False, "top1")
+    same = probs(50, 0.6)
+    assert not _is_better(dev, same, same)
+    # Three more of a hundred are right: 0.03 with a standard error of 0.017. With five it is 0.05 and 0.022.
+    assert not _is_better(dev, probs(53, 0.6), same)
+    assert not _is_better(dev, same, probs(53, 0.6))
+    assert _is_better(dev, probs(55, 0.6), same)
+    assert not _is_better(dev, same, probs(55, 0.6))
+    # As many are right, with higher probabilities: the log loss decides.
+    assert _is_better(dev, probs(50, 0.7), same)
+    assert not _is_better(dev, same, probs(50, 0.7))
+    # What the metric says counts more than a log loss that is lower by far.
+    assert dev.loss(probs(55, 0.51, 0.99)) > dev.loss(same) + 1
+    assert _is_better(dev, probs(55, 0.51, 0.99), same)
+    assert not _is_better(dev, same, probs(55, 0.51, 0.99))
+    # Fives of videos show the same clip, so those five are one.
+    shared = replace(dev, sources=[(f"clip {number // 5}",) for number in range(100)])
+    assert not _is_better(shared, probs(55, 0.6), same)
+
+
+def test_without_a_clear_winner_the_fused_answer_is_kept() -> None:
+    """On these thirty videos, with noise beside the classifier, another answer has the lower log loss by chance."""
+    dev, rng = problem(300, seed=0).rows(np.arange(30, 60)), np.random.default_rng(1)
+    noise = dev.evidence._replace(
+        relevance=rng.uniform(0.3, 0.7, dev.scores.shape), class_logits=rng.normal(0, 1, dev.logits.shape)
+    )
+    settings, measured = fit_answers(replace(dev, evidence=noise))
+    assert measured["weighted"]["log_loss"] < measured["fused"]["log_loss"]
+    assert settings["default"] == "fused"
 
 
 class KnownDev:

@@ -87,13 +87,18 @@ class DevAnswers:
         each = [combine(kind, settings, evidence, self.logits, self.seen(number), **options) for number in self.numbers]
         return np.stack(each, axis=1)
 
-    def loss(self, probs: NDArray[np.float64]) -> float:
-        """Return the mean log loss of probabilities [V, K, C]."""
+    def losses(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the log loss of each video [V], the mean over `numbers`, of probabilities [V, K, C]."""
         truth = self.labels[:, None].astype(np.float64)
         logs = np.log(np.maximum(probs, _SMALLEST_PROBABILITY))
         if self.multi_label:
-            return float(-np.where(truth > 0, logs, np.log(np.maximum(1 - probs, _SMALLEST_PROBABILITY))).mean())
-        return float(-(logs * truth / truth.sum(2, keepdims=True)).sum(2).mean())
+            each = np.where(truth > 0, logs, np.log(np.maximum(1 - probs, _SMALLEST_PROBABILITY)))
+            return np.asarray(-each.mean((1, 2)))
+        return np.asarray(-(logs * truth / truth.sum(2, keepdims=True)).sum(2).mean(1))
+
+    def loss(self, probs: NDArray[np.float64]) -> float:
+        """Return the mean log loss of probabilities [V, K, C]."""
+        return float(self.losses(probs).mean())
 
     def hits(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return for how many of `numbers` each video is named right, as a share [V]."""
@@ -126,9 +131,9 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of all answers, the default among them, and what each measures on dev.
 
     What is measured, and what is kept, goes by videos that the fit has not seen: groups of dev in five parts, each
-    answered by what was fitted on the others, with all of `NUM_FRAMES`. The default has the lowest log loss, unless the
-    metric of another is higher by more than chance: two standard errors of top-1, paired by video. Videos that are made
-    of the same pictures or clips count as less than as many, and the parts are then of whole classes.
+    answered by what was fitted on the others, with all of `NUM_FRAMES`. The parts are of whole classes where videos are
+    made of the same pictures or clips. The default is the answer that uses most of what is known, fused if there is a
+    class head, unless another is better by more than chance (`_is_better`).
     """
     most = min(_MAX_VIDEOS, max(MIN_VIDEOS, _MAX_NUMBERS // dev.logits[0].size))
     if len(dev) > most:
@@ -152,15 +157,27 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     for kind, each in probs.items():
         errors = [calibration_error(each[:, index], dev.labels) for index in range(each.shape[1])]
         measured[kind] = {"score": dev.score(each), "log_loss": dev.loss(each), "ece": errors}
-    best = min(probs, key=lambda kind: measured[kind]["log_loss"])
+    best = kinds[-1]
     for kind in probs:
-        ahead = np.mean(measured[kind]["score"]) - np.mean(measured[best]["score"])
-        if ahead > 2 * standard_error(dev.hits(probs[kind]) - dev.hits(probs[best]), dev.shared):
+        if _is_better(dev, probs[kind], probs[best]):
             best = kind
     answer: dict[str, Any] = {"default": best, **{kind: fit(kind, dev) for kind in kinds}}
     if FUSED in kinds and not dev.multi_label:
         answer["sure"] = find_sure(beliefs, dev.labels, dev.evidence.real.sum(1))
     return answer, measured
+
+
+def _is_better(dev: DevAnswers, probs: NDArray[np.float64], than: NDArray[np.float64]) -> bool:
+    """Whether the metric says so by more than chance; where it says nothing, whether the log loss does.
+
+    Chance is two standard errors, paired by video. Videos that are made of the same pictures or clips count as less
+    than as many.
+    """
+    ahead = float(np.mean(dev.score(probs)) - np.mean(dev.score(than)))
+    if abs(ahead) > 2 * standard_error(dev.hits(probs) - dev.hits(than), dev.shared):
+        return ahead > 0
+    gains = dev.losses(than) - dev.losses(probs)
+    return float(gains.mean()) > 2 * standard_error(gains, dev.shared)
 
 
 def with_groups(sources: Sequence[Sequence[Hashable]], groups: Sequence[Hashable]) -> list[list[Hashable]]:
