@@ -137,6 +137,7 @@ def _streams(files: Files) -> list[str]:
         f"{others} are of an earlier run with another training of the classifier and fewer seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
         "[More](docs/results/streams.md).",
+        *streams_table.first_rule(result),
     ]
 
 

@@ -111,6 +111,7 @@ def sections(
         f"{number(result['budget_gmacs'])} GMACs. The intervals are 95 % on test, over what the streams share: they "
         "count clips, not streams.",
         _within_budget(result),
+        *(f"{text} [Decisions](../decisions.md#samplers-and-losses) say why." for text in first_rule(result)),
         "## `auto`",
         "One frame after another, until the belief is sure or more frames are not expected to help.",
         _auto(result),
@@ -134,6 +135,20 @@ def _short(result: Result) -> list[str]:
         f"{percent(uniform, METRIC)} %, all ten {percent(at['all', ALL], METRIC)} %. The mean over the frames that "
         f"show the class, if one knew which, has {percent(oracle, METRIC)} %: "
         f"{100 * of_the_way(result, chosen[METRIC]):.0f} % of the way is covered."
+    ]
+
+
+def first_rule(result: Result) -> list[str]:
+    """Return what the rule gave by which `train` first chose the answer, as one sentence."""
+    if "first_answer_rule" not in result:
+        return []
+    first = result["first_answer_rule"]
+    kept = " and ".join(f"`{kind}` for {first['kept'].count(kind)}" for kind in dict.fromkeys(first["kept"]))
+    return [
+        "The rule by which `train` chooses the answer was changed after test figures of these samplers were known. The "
+        f"first rule had kept {kept} of {len(first['kept'])} seeds: {percent(first['line'], METRIC)} % with "
+        f"{frames_of(first['line'])}, chosen on dev, {100 * of_the_way(result, first['line'][METRIC]):.0f} % of the "
+        "way."
     ]
 
 

@@ -96,6 +96,11 @@ def _result() -> dict[str, object]:
     }
 
 
+def own_line(result: dict[str, object], count: int) -> dict[str, object]:
+    lines: list[dict[str, object]] = result["table"]  # type: ignore[assignment]
+    return next(line for line in lines if (line["policy"], line["num_frames"]) == ("few-clips", count))
+
+
 def test_page_of_streams() -> None:
     """N is chosen on dev among the rows of the own recipe, and the figures of the page follow the file."""
     tables = importlib.import_module("benchmarks.tables.streams_table")
@@ -120,6 +125,13 @@ def test_page_of_streams() -> None:
     assert "names 50.0 % of single frames and 55.0 % of clips right" in text
     assert tables.cells_of(result, "uniform", (1, 6, 10)) == ["21.0", "26.0", "30.0"]
     assert tables.cells_of(result, "few-clips", (1, 10)) == ["41.0", ""]
+    assert not tables.first_rule(result)
+    result["first_answer_rule"] = {"kept": ["fused", "weighted", "weighted"], "line": own_line(result, 3)}
+    (text,) = tables.first_rule(result)
+    # From 0.26 to 0.56, 0.43 is at 17/30.
+    assert "`fused` for 1 and `weighted` for 2 of 3 seeds: 43.0 ± 1.0 % with 3 frames" in text
+    assert "57 % of the way" in text
+    assert text in "\n".join(tables.sections(result))
     result["at_budget"][1]["dev"] = 0.46
     assert tables.best(result)["policy"] == "few-clips+auto"
     assert "2.5 frames on average" in tables.headline(result)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.files import differences, plain, write_text
-from sosampler._util.hardware import check_device, usable_cores
+from sosampler._util.hardware import check_device, keep_memory, usable_cores
 from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import in_order
 from sosampler.bank.decode import BATCHES_AHEAD, FrameDecoder, num_frame_decoders
@@ -76,6 +76,8 @@ class Annotator(ABC):
     def __init__(self, device: Any, batch: int | None) -> None:
         self.device = torch.device(device)
         default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
+        if self.device.type == "cpu":
+            keep_memory()
         self.batch = default_batch if batch is None else check_int("batch", batch)
         self.batch_given = batch is not None  # otherwise a run is resumed with the batch that it began with
         self._device_lock = threading.Lock()

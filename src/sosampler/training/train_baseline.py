@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
-from sosampler._util.hardware import check_device
+from sosampler._util.hardware import check_device, keep_memory
 from sosampler._util.locks import one_run_at_a_time
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.annotate import check_classes_fit
@@ -321,6 +321,8 @@ def fit(
     if not bool((labels > 0).any(dim=1).all()):
         raise InvalidArgument("a video has no label; leave out such videos")
     baseline.to(check_device(device) if device is not None else baseline.device)
+    if baseline.device.type == "cpu":
+        keep_memory()
     baseline.check_shapes(views)
     candidates = views.shape[1] if num_candidates is None else check_int("num_candidates", num_candidates)
     steps = -(-len(labels) // check_int("batch_size", batch_size))

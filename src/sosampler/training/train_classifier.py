@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sosampler._util.hardware import autocast, resolve_device, usable_cores
+from sosampler._util.hardware import autocast, keep_memory, resolve_device, usable_cores
 from sosampler._util.limits import check_count
 from sosampler._util.locks import locked_folder
 from sosampler.bank.bank import Bank
@@ -117,6 +117,8 @@ def train_classifier(
             raise InvalidArgument(f"train_classifier has no setting {name!r}; a recipe has: {allowed}")
     recipe = replace(recipe, **settings)
     target = resolve_device(device or None)
+    if target.type == "cpu":
+        keep_memory()
     precision = settled_precision(target, precision)
     if workers is None:  # on a CPU the network needs cores too
         workers = max(1, min(8, usable_cores() // (2 if target.type == "cpu" else 1)))
