@@ -156,11 +156,11 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"lr": 3e-3},
     ),
 }
-# Trials where classes have few clips (`--few-clips`), two a method: samplers may leave most of their network as
-# ImageNet left it, which the recipe few-clips does and was found with it.
+# Trials where classes have few clips (`--few-clips`), at least two a method: samplers may leave most of their network
+# as ImageNet left it, which the recipe few-clips does and was found with it.
 FROZEN: Settings = {"freeze": 0.75}
 FEW_CLIPS: dict[str, tuple[Settings, ...]] = {
-    "sosampler": ({"recipe": "few-clips"}, {"recipe": "few-clips", "freeze": 0.5}),
+    "sosampler": ({"recipe": "few-clips"}, {"recipe": "few-clips", "freeze": 0.5}, {}),
     "paper": ({"recipe": "paper"}, {"recipe": "paper", "lr": 1e-2, **FROZEN}),
     "authors": ({"recipe": "authors"}, {"recipe": "authors", **FROZEN}),
     "ocsampler": ({}, {"reinforce": {"reward": "label"}, **FROZEN}),

@@ -130,6 +130,7 @@ def test_without_a_class_head() -> None:
         )
     )
     assert set(settings) == {"default", "weighted"}
+    assert settings["default"] == "weighted"  # by far better than the mean, which is kept otherwise
     assert "fused" not in measured
 
 
@@ -166,6 +167,23 @@ def test_standard_error_counts_clips_and_not_videos() -> None:
     by_group = SharedSources(with_groups([], [number // 4 for number in range(400)]), labels)
     for shared in (by_clip, by_group):
         assert standard_error(repeated, shared) == pytest.approx(values[:100].std() / 10, rel=0.02)
+
+
+def test_standard_error_where_all_videos_of_a_class_show_the_same_clips() -> None:
+    """The effect of the clips is that of the class, and cannot be seen within it."""
+    rng = np.random.default_rng(0)
+    of_class = np.arange(400) // 20
+    labels = np.eye(20, dtype=bool)[of_class]
+    made_of = [(f"clip {number} a", f"clip {number} b") for number in of_class]
+    shared = SharedSources(with_groups(made_of, range(400)), labels)
+    # Effects of clips and of videos, both with a standard deviation of 1, drawn again and again
+    draws = [rng.normal(0, 1, 20)[of_class] + rng.normal(0, 1, 400) for _ in range(400)]
+    found = np.mean([standard_error(draw, shared) for draw in draws])
+    assert found == pytest.approx(np.sqrt(1 / 20 + 1 / 400), rel=0.05)
+    # Plain groups, of which a class has several, are as before.
+    groups = SharedSources(with_groups([], [number // 4 for number in range(400)]), labels)
+    assert not groups.overlapping
+    assert shared.overlapping
 
 
 def test_an_answer_is_better_by_more_than_chance_or_not_at_all() -> None:
@@ -209,7 +227,7 @@ def test_without_a_clear_winner_the_fused_answer_is_kept() -> None:
 
 
 class KnownDev:
-    """Videos of ten frames, of which each ranking puts another one first; values are known."""
+    """Videos of two frames, of which each ranking puts another one first; values are known."""
 
     metric, num_candidates = "top1", 1
 

@@ -270,6 +270,16 @@ class SharedSources:
         """Whether any source is in two videos."""
         return bool((np.bincount(self._names) > 1).any()) if len(self._names) else False
 
+    @cached_property
+    def overlapping(self) -> bool:
+        """Whether a video shares several sources with others, so that videos do not fall apart into groups."""
+        shared = np.bincount(self._names) > 1
+        return bool((np.bincount(self._rows[shared[self._names]]) > 1).any())
+
+    def spread_of_classes(self, influence: NDArray[np.float64]) -> float:
+        """Return the standard deviation of the sum of influences [V] that are 0 on the mean, if classes are drawn."""
+        return float(np.sqrt(np.square(np.bincount(self._classes, influence)).sum()))
+
     def stretch(self, influence: NDArray[np.float64]) -> float:
         """Return by how much the standard deviation grows, 1 or more, with the influence of each video [V]."""
         alone = float(np.square(influence).sum())

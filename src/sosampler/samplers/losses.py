@@ -128,6 +128,7 @@ def belief_guidance(
     As in `Scoring`, a frame shows the class with probability r = sigmoid(importance) and otherwise says nothing, so it
     is evidence log(1 - r + r p C) for a class to which the class head gives p. So both heads learn from the labels
     which frames show them, and a frame of something else need not be named by the label, as with `label_guidance`.
+    The constants of `Scoring` (strength, slope, at most ten frames) are for the ranking only; here all are 1.
     """
     relevance, logits = _real(importance, mask).sigmoid()[..., None], _real(class_logits, mask)  # [B, T, 1], [B, T, C]
     probs = logits.softmax(dim=-1)

@@ -132,8 +132,8 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
 
     What is measured, and what is kept, goes by videos that the fit has not seen: groups of dev in five parts, each
     answered by what was fitted on the others, with all of `NUM_FRAMES`. The parts are of whole classes where videos are
-    made of the same pictures or clips. The default is the answer that uses most of what is known, fused if there is a
-    class head, unless another is better by more than chance (`_is_better`).
+    made of the same pictures or clips. The default is fused if there is a class head, otherwise the mean, unless
+    another is better by more than chance (`_is_better`).
     """
     most = min(_MAX_VIDEOS, max(MIN_VIDEOS, _MAX_NUMBERS // dev.logits[0].size))
     if len(dev) > most:
@@ -157,7 +157,7 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     for kind, each in probs.items():
         errors = [calibration_error(each[:, index], dev.labels) for index in range(each.shape[1])]
         measured[kind] = {"score": dev.score(each), "log_loss": dev.loss(each), "ece": errors}
-    best = kinds[-1]
+    best = FUSED if FUSED in kinds else MEAN
     for kind in probs:
         if _is_better(dev, probs[kind], probs[best]):
             best = kind
@@ -168,14 +168,14 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _is_better(dev: DevAnswers, probs: NDArray[np.float64], than: NDArray[np.float64]) -> bool:
-    """Whether the metric says so by more than chance; where it says nothing, whether the log loss does.
+    """Whether top-1 says so by more than chance; where it says nothing, whether the log loss does.
 
     Chance is two standard errors, paired by video. Videos that are made of the same pictures or clips count as less
     than as many.
     """
-    ahead = float(np.mean(dev.score(probs)) - np.mean(dev.score(than)))
-    if abs(ahead) > 2 * standard_error(dev.hits(probs) - dev.hits(than), dev.shared):
-        return ahead > 0
+    hits = dev.hits(probs) - dev.hits(than)
+    if abs(hits.mean()) > 2 * standard_error(hits, dev.shared):
+        return bool(hits.mean() > 0)
     gains = dev.losses(than) - dev.losses(probs)
     return float(gains.mean()) > 2 * standard_error(gains, dev.shared)
 
@@ -191,8 +191,14 @@ def with_groups(sources: Sequence[Sequence[Hashable]], groups: Sequence[Hashable
 
 
 def standard_error(values: NDArray[np.float64], shared: SharedSources) -> float:
-    """Return the standard error of the mean of values [V], larger where videos share sources."""
-    return float(values.std() / np.sqrt(len(values))) * shared.stretch(values - values.mean())
+    """Return the standard error of the mean of values [V], larger where videos share sources.
+
+    Where videos are made of several sources, most videos of a class may show the same few. What these do to the class
+    cannot be told from the class itself, so the error is at least that over classes.
+    """
+    centred = values - values.mean()
+    error = float(values.std() / np.sqrt(len(values))) * shared.stretch(centred)
+    return max(error, shared.spread_of_classes(centred) / len(values)) if shared.overlapping else error
 
 
 def _apart(dev: DevAnswers) -> list[Hashable]:
