@@ -325,19 +325,24 @@ def trained_samplers(arguments: argparse.Namespace) -> dict[str, str]:
 
 def measure(arguments: argparse.Namespace, results: Results) -> None:
     found, chosen = results.needed("classifiers", "classifier"), results["classifier"]
+    precision = fast_precision()
     classifier = so.create_classifier(arguments.work / "classifier", device=device())
+    classifier.precision = precision
     if "test" not in found[chosen]:
         found[chosen]["test"] = accuracies(classifier, arguments.work / TRIMMED, "test")
         results.put(classifiers=found)
     # One object each, so that its outputs are computed once for all of its rows.
     samplers = {name: so.load_sampler(folder, device=device()) for name, folder in trained_samplers(arguments).items()}
+    for sampler in samplers.values():
+        sampler.precision = precision
+    known = fingerprints(samplers)
     own = [name for name in samplers if name.startswith(f"{OWN}#")]
     answers = {f"{name}+{way}": samplers[name] for name in own for way in ANSWERS}
     spread = {f"{name}+{method}": samplers[name] for name in own for method in trials.METHODS}
     plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS, "general"))
     policies = {name: name for name in plain} | samplers | answers | spread
     for split in ("dev", "test"):
-        if split in results.data or "bank10" not in arguments.banks:
+        if results.data.get(split, {}).get("samplers") == known or "bank10" not in arguments.banks:
             continue
         oracles = {name: name for name in trials.ORACLES}
         found = measured(arguments, classifier, "bank10", split, policies | oracles, list(trials.NUM_FRAMES))
@@ -348,18 +353,18 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
                 measured(arguments, classifier, "bank10", split, autos, ["auto"], auto_tolerance=TOLERANCES)
             )
         classes = by_class(found, ["uniform", "all", "class-frames", *own])
-        results.put(**{split: {"rows": rows, "samplers": fingerprints(samplers), "by_class": classes}})
+        results.put(**{split: {"rows": rows, "samplers": known, "by_class": classes}})
     if "test" in results.data:
         dev, test = (trials.means(results[split]["rows"], "top1") for split in ("dev", "test"))
         budget = trials.budget_of(dev)
         results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, "top1", budget))
     others = results.data.get("other_banks", {})
     for name in arguments.banks:
-        if name in BANKS and name != "bank10" and name not in others:
+        if name in BANKS and name != "bank10" and others.get(name, {}).get("samplers") != known:
             few = {name: name for name in (*trials.RULES, *LONG_ORACLES)} | samplers
             counts = list(trials.NUM_FRAMES) if BANKS[name][0] == 10 else LONG_NUM_FRAMES
             rows = rows_of(measured(arguments, classifier, name, "test", few, counts))
-            others[name] = {"table": trials.means(rows, "top1"), "rows": rows}
+            others[name] = {"table": trials.means(rows, "top1"), "rows": rows, "samplers": known}
             results.put(other_banks=others)
 
 
@@ -374,7 +379,6 @@ def measured(
 ) -> so.Evaluation:
     """All policies on one split of a bank."""
     begin = time.perf_counter()
-    fast_precision()  # keeps memory on a CPU, which is faster
     if classifier.fingerprint() not in so.Bank(arguments.work / bank).teachers:  # or they came from another machine
         teach(arguments.work / bank, classifier)
     result = so.evaluate(

@@ -234,11 +234,11 @@ def _same_line(policy: str, pair: str) -> str:
     return policy.replace(f", T={pair.partition('/')[2]}", ", as many")
 
 
-def sections(result: Result) -> list[str]:
+def sections(result: Result, title: str = "All samplers and baselines, tuned with equal effort") -> list[str]:
     """Paragraphs of one data set; what is not measured yet is left out."""
     videos = ", ".join(f"{count} {split}" for split, count in sorted(result["videos"].items()))
     text = [
-        "## All samplers and baselines, tuned with equal effort",
+        f"## {title}",
         f"{videos} videos of {result['num_classes']} classes; {tuning(result)}; the best of them with the seeds "
         f"{', '.join(map(str, result['seeds']))} on {result['device']}.",
         *earlier_run(result),

@@ -114,12 +114,13 @@ def test_page_of_streams() -> None:
     assert "53 % of the way is covered" in text
     assert "| **SOSampler+ (few clips)** | N=2 | 2 | 3.9 | 45.0 | 42.0 ± 1.0 | 10.0 to 90.0 | 53 % | 3 |" in text
     # Another training of the classifier in the table of trials than in the figures
-    recipes = {**_result(), "half_precision": "Half."}
+    recipes = {**_result(), "half_precision": "Half.", "dev_trials": [{}, {}]}
     recipes["classifiers"] = {"best": {"frames": 0.61, "clips": 0.72}, "head": {"frames": 0.41, "clips": 0.52}}
     text = "\n".join(tables.sections(result, recipes))
     assert "`best` has 60.0 and 70.0 %" in text
     assert "| **best** | 61.0 | 72.0 |" in text
     # 0.41 - 0.21 at N=1, and more at others
+    assert "found by 2 trials" in text
     assert "the other two recipes are at least 20.0 points behind" in text
     assert "| SOSampler (paper) | 21.0 | 21.0 | 21.0 | 21.0 | 1 |" in text
     assert "names 50.0 % of single frames and 55.0 % of clips right" in text
@@ -131,6 +132,7 @@ def test_page_of_streams() -> None:
     # From 0.26 to 0.56, 0.43 is at 17/30.
     assert "`fused` for 1 and `weighted` for 2 of 3 seeds: 43.0 ± 1.0 % with 3 frames" in text
     assert "57 % of the way" in text
+    assert "right in 42.0 % (43.0 % by the rule for the answer before)." in tables.headline(result)
     assert text in "\n".join(tables.sections(result))
     result["at_budget"][1]["dev"] = 0.46
     assert tables.best(result)["policy"] == "few-clips+auto"

@@ -124,10 +124,10 @@ def read_keyframes(video: Path, count: int, threads: int) -> FrameBatch:
         return reader.read(frames)
 
 
-def read_torchcodec(video: Path, count: int, threads: int) -> Any:
+def read_torchcodec(video: Path, count: int, threads: int, seek_mode: Literal["exact", "approximate"] = "exact") -> Any:
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(video, seek_mode="exact", num_ffmpeg_threads=threads, dimension_order="NHWC")
+    decoder = VideoDecoder(video, seek_mode=seek_mode, num_ffmpeg_threads=threads, dimension_order="NHWC")
     return decoder.get_frames_at(segment_centres(len(decoder), count).tolist())
 
 
