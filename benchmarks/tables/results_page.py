@@ -362,7 +362,8 @@ def pages() -> dict[str, str]:
     bodies = {
         "streams": section(
             lambda result: streams_table.sections(
-                result, files.get("streams_recipes"), files.get("systems_streams"), files.get("long_streams")
+                result,
+                *(files.get(name) for name in ("streams_recipes", "systems_streams", "long_streams", "recipes")),
             ),
             "streams",
         ),

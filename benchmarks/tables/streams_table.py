@@ -97,9 +97,13 @@ def frames_of(line: Line) -> str:
 
 
 def sections(
-    result: Result, recipes: Result | None = None, systems: Result | None = None, files: Result | None = None
+    result: Result,
+    recipes: Result | None = None,
+    systems: Result | None = None,
+    files: Result | None = None,
+    both: Result | None = None,
 ) -> list[str]:
-    """Paragraphs of the page; `systems`: systems_streams.json, `files`: long_streams.json, where they are there."""
+    """Paragraphs of the page, with what is there of systems_streams.json, long_streams.json and recipes.json."""
     return [
         *_short(result),
         "## By the number of frames",
@@ -122,6 +126,7 @@ def sections(
         *([] if files is None else _from_files(files)),
         *([] if systems is None else _systems(systems, recipes)),
         *([] if recipes is None else _recipes(recipes)),
+        *([] if both is None else _both_kinds(both)),
         *_classifiers(result, recipes),
         *_notes(result, recipes, systems, files),
     ]
@@ -293,6 +298,28 @@ def _recipes(recipes: Result) -> list[str]:
         f"{100 * behind:.1f} points behind. They are as they come, not tuned here.",
         markdown(["", *(f"N={count}" for count in counts), "seeds"], rows),
         recipes["half_precision"],
+    ]
+
+
+def _both_kinds(both: Result) -> list[str]:
+    """Return recipes on dev of reels and of streams."""
+    videos, kinds = both["videos"], ("reels", "streams")
+    counts = list(both["reels"]["uniform"]["top1"])
+    rows = [
+        [
+            "uniform frames" if name == "uniform" else f"`{name}`",
+            *(f"{100 * both[kind][name]['top1'][count]:.1f}" for kind in kinds for count in counts),
+        ]
+        for name in both["reels"]
+    ]
+    shown_videos = " and ".join(
+        f"{videos[kind]['dev']} dev {kind} ({videos[kind]['train']} to train)" for kind in kinds
+    )
+    return [
+        "## Is there one recipe for both kinds?",
+        f"Top-1 in % on {shown_videos}, one seed, {both['epochs']} epochs each, reels with a classifier of their own. "
+        "Test was not used.",
+        markdown(["", *(f"{kind}, N={count}" for kind in kinds for count in counts)], rows),
     ]
 
 

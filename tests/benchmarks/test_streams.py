@@ -171,6 +171,13 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     text = "\n".join(tables.sections(result, None, systems, files))
     assert "LiteEval" not in text.split("Not measured on streams: ")[1].split("\n")[0]
     assert "the time from a long file to its label" not in text
+    row = {"top1": {"1": 0.5, "6": 0.75}}
+    both = {"videos": {kind: {"train": 3, "dev": 2} for kind in ("reels", "streams")}, "epochs": 4}
+    both |= {
+        "reels": {"uniform": row, "default": {"top1": {"1": 0.9, "6": 0.8}}},
+        "streams": {"uniform": row, "default": row},
+    }
+    assert "| `default` | 90.0 | 80.0 | 50.0 | 75.0 |" in "\n".join(tables.sections(result, both=both))
     # The class that gains most comes first.
     walk, golf = text.index("| walk | 10 | 70 | +60 | 80 |"), text.index("| golf | 50 | 40 | -10 | 60 |")
     assert walk < golf
