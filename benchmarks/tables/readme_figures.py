@@ -125,6 +125,8 @@ def brings(files: Files) -> str:
 def _streams(files: Files) -> list[str]:
     """Return what stands in README about streams of real clips."""
     result, at = files["streams"], streams_table.cells(files["streams_recipes"])
+    systems = files["systems_streams"]
+    own = streams_table.with_own_network(systems)
     chosen = streams_table.best(result)
     low, high = chosen["ci95"][streams_table.METRIC]
     others = " and ".join(ROWS[name] for name in OTHER_RECIPES)
@@ -138,6 +140,8 @@ def _streams(files: Files) -> list[str]:
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
         "[More](docs/results/streams.md).",
         *streams_table.first_rule(result),
+        f"{_beside_learned_methods(systems, 'other learned methods on streams')} {', '.join(own)} look at all frames "
+        f"with the network that `{streams_table.OWN}` trained.",
     ]
 
 
@@ -171,7 +175,7 @@ def _more_epochs(files: Files) -> list[str]:
     ]
 
 
-def _beside_learned_methods(result: Result) -> str:
+def _beside_learned_methods(result: Result, which: str = "learned methods") -> str:
     lines = [line for line in result["at_budget"] if line["policy"] in LEARNED]
     first, second, *_ = sorted(lines, key=lambda line: -line["top1"])
     names = [
@@ -179,7 +183,7 @@ def _beside_learned_methods(result: Result) -> str:
         for line in (first, second)
     ]
     return (
-        f"Of {len(lines)} learned methods, tuned with equal effort within {result['budget_gmacs']:.1f} GMACs, the best "
+        f"Of {len(lines)} {which}, tuned with equal effort within {result['budget_gmacs']:.1f} GMACs, the best "
         f"are {names[0]} and {names[1]}."
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from benchmarks.accuracy.systems_trials import read_policy
+from benchmarks.accuracy.systems_trials import TRAINED, read_policy
 from benchmarks.tables import systems_table
 from benchmarks.tables.systems_table import markdown, number, percent
 from sosampler.samplers.registry import TITLES
@@ -266,12 +266,23 @@ def _by_class(result: Result) -> list[str]:
     ]
 
 
+def with_own_network(systems: Result) -> list[str]:
+    """Return the methods that look at all frames with the network that the own recipe trained."""
+    settings = {name: systems["trials"][f"{name}#{place}"]["settings"] for name, place in systems["chosen"].items()}
+    return [_OTHERS[name] for name, chosen in settings.items() if chosen.get("light") == TRAINED]
+
+
 def _systems(systems: Result, recipes: Result | None) -> list[str]:
-    found = systems_table.sections(systems, "Other learned methods")
+    found, text = systems_table.sections(systems, "Other learned methods"), []
     if recipes is not None:
-        text = f"`{OWN}`, which is not among them, had {len(recipes['dev_trials'])} trials on the same dev streams."
-        found.insert(2, text)
-    return found
+        text += [f"`{OWN}`, which is not among them, had {len(recipes['dev_trials'])} trials on the same dev streams."]
+    if names := with_own_network(systems):
+        text += [
+            f"Looking at all frames with the trained network of `{OWN}` was better on dev than with ImageNet's for "
+            f"{', '.join(names)}, and is what stands here."
+        ]
+    text += [f"All of them learn class layers of their own from the classifier's features; `{OWN}` does not."]
+    return [*found[:2], " ".join(text), *found[2:]]
 
 
 def _recipes(recipes: Result) -> list[str]:

@@ -182,7 +182,8 @@ def tuning(result: Result) -> str:
 
 def earlier_run(result: Result) -> list[str]:
     """Say what a run of before SOSampler's recipes were compared one by one lacks."""
-    if "paper" in result.get("chosen", {"paper": 0}):
+    with_uniform = any(line["policy"].endswith(UNIFORM_FRAMES) for line in result.get("at_budget", ()))
+    if "paper" in result.get("chosen", {"paper": 0}) or with_uniform:
         return []
     search = f", {NAMES['adaframe']} has its earlier search, which saw two distinct frames"
     return [

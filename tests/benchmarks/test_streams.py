@@ -167,7 +167,15 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     common = {"reference": "uniform 8", "above_reference_ci95": [0.05, 0.15], "times_as_fast": 1.5}
     files = {"rows": [{**row, **common} for row in rows], "minutes": [3.0, 5.0], "threads": 2, "videos": 9}
     files["machine"] = {"cores": 2, "cpu": "some"}
-    systems = {"table": [{"policy": "liteeval@0.5"}], "chosen": {}} | _systems()
+    chosen = {"liteeval": 1, "marl": 0}
+    trials = {
+        "liteeval#0": {"settings": {}},
+        "liteeval#1": {"settings": {"light": "sosampler"}},
+        "marl#0": {"settings": {}},
+    }
+    trials = {name: {"dev": 0.4, **trial} for name, trial in trials.items()}
+    systems = {"table": [{"policy": "liteeval@0.5"}], "chosen": chosen, "trials": trials} | _systems()
+    assert tables.with_own_network(systems) == ["LiteEval"]
     text = "\n".join(tables.sections(result, None, systems, files))
     assert "LiteEval" not in text.split("Not measured on streams: ")[1].split("\n")[0]
     assert "the time from a long file to its label" not in text
