@@ -161,7 +161,7 @@ def first_rule(result: Result) -> list[str]:
 def _before(result: Result) -> str:
     if "first_answer_rule" not in result:
         return ""
-    return f" ({100 * result['first_answer_rule']['line'][METRIC]:.1f} % by the rule for the answer before)"
+    return f" ({100 * result['first_answer_rule']['line'][METRIC]:.1f} % by an earlier rule for combining answers)"
 
 
 def _by_frames(result: Result) -> str:
@@ -365,12 +365,14 @@ def _other_banks(result: Result) -> list[str]:
     text: list[str] = []
     for name, found in result.get("other_banks", {}).items():
         lines = {(line["policy"], line["num_frames"]): line for line in found["table"]}
-        counts = sorted({count for _, count in lines})
-        policies = dict.fromkeys(policy for policy, _ in lines)
+        counts = sorted({count for _, count in lines if count is not None})
+        policies = dict.fromkeys(policy for policy, count in lines if count is not None)
+        known = lines.get(("class-frames", None))
         rows = [[shown(policy), *(percent(lines.get((policy, n)), METRIC) for n in counts)] for policy in policies]
         text += [
             f"## {_BANKS[name][0].upper()}{_BANKS[name][1:]}",
             markdown(["", *(f"N={count}" for count in counts)], rows),
+            *([] if known is None else [f"The mean over the frames that show the class: {percent(known, METRIC)} %."]),
         ]
     return text
 

@@ -132,7 +132,7 @@ def test_page_of_streams() -> None:
     # From 0.26 to 0.56, 0.43 is at 17/30.
     assert "`fused` for 1 and `weighted` for 2 of 3 seeds: 43.0 ± 1.0 % with 3 frames" in text
     assert "57 % of the way" in text
-    assert "right in 42.0 % (43.0 % by the rule for the answer before)." in tables.headline(result)
+    assert "right in 42.0 % (43.0 % by an earlier rule for combining answers)." in tables.headline(result)
     assert text in "\n".join(tables.sections(result))
     result["at_budget"][1]["dev"] = 0.46
     assert tables.best(result)["policy"] == "few-clips+auto"
@@ -185,6 +185,11 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
         "reels": {"uniform": row, "default": {"top1": {"1": 0.9, "6": 0.8}}},
         "streams": {"uniform": row, "default": row},
     }
+    known = {**_line("class-frames", None, 0.5), "num_candidates": 32}
+    result["other_banks"] = {"long32": {"table": [_line("uniform", 2, 0.1), _line("uniform", 16, 0.2), known]}}
+    long = "\n".join(tables.sections(result)).split("## Long streams with 32 candidates")[1]
+    assert "|  | N=2 | N=16 |\n|---|---|---|\n| uniform frames | 10.0 | 20.0 |" in long
+    assert "The mean over the frames that show the class: 50.0 %" in long
     assert "| `default` | 90.0 | 80.0 | 50.0 | 75.0 |" in "\n".join(tables.sections(result, both=both))
     # The class that gains most comes first.
     walk, golf = text.index("| walk | 10 | 70 | +60 | 80 |"), text.index("| golf | 50 | 40 | -10 | 60 |")
