@@ -29,6 +29,10 @@ from sosampler._util.environment import circumstances
 from sosampler.reels.make import reel_recipe
 from sosampler.reels.recipe import SPORTS22
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the import below
+
+from benchmarks.common import fast_precision
+
 # name -> the options of `sosampler train`; the first three are the recipes of the package
 RECIPES: dict[str, list[str]] = {
     "default": ["--recipe", "default"],
@@ -115,6 +119,7 @@ def train_classifier(arguments: argparse.Namespace) -> None:
         weights=arguments.classifier_weights,
         input_size=176,
         epochs=arguments.classifier_epochs,
+        precision=fast_precision(),
     )
     print(f"classifier: {trained.result}", flush=True)
 

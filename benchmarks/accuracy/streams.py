@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import multiprocessing
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.accuracy import systems_trials as trials
 from benchmarks.accuracy.train_many import Trainers
-from benchmarks.common import Results, device, fast_precision
+from benchmarks.common import Results, device, end_with_parent, fast_precision
 
 BACKGROUND_SETS = ("airtlab", "yoga")  # not golfdb: golf is a class of the clips
 INPUT_SIZE = 160  # the short side of the clips
@@ -80,8 +80,8 @@ BANKS = {
     "long100": (100, "exact", True),
 }
 TRIMMED = "trimmed"
-OWN = "few-clips"
-RECIPES = (OWN, "default", "authors", "paper")
+OWN = "default"
+RECIPES = (OWN, "authors", "paper")
 ANSWERS = ("mean", "weighted", "fused", "answer")  # the last one is the sampler's own, without the classifier
 TOLERANCES = (0.0, 0.0025, 0.01, 0.02, 0.05)  # of num_frames="auto"
 LONG_NUM_FRAMES, LONG_ORACLES = [1, 2, 4, 8, 16], ("class-frames", "semi-optimal")
@@ -208,7 +208,7 @@ def train_classifiers(arguments: argparse.Namespace, results: Results) -> None:
     every = CLASSIFIERS | CLIP_CLASSIFIERS
     if arguments.classifiers is not None:
         every = {name: every[name] for name in arguments.classifiers}
-    with ProcessPoolExecutor(arguments.parallel, multiprocessing.get_context("spawn")) as processes:
+    with ProcessPoolExecutor(arguments.parallel, get_context("spawn"), end_with_parent) as processes:
         tasks = {name: processes.submit(train_one, arguments, name, settings) for name, settings in every.items()}
         rows = {name: task.result() for name, task in tasks.items()}
     for name, row in rows.items():

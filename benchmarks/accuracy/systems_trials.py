@@ -157,10 +157,10 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     ),
 }
 # Trials where classes have few clips (`--few-clips`), at least two a method: samplers may leave most of their network
-# as ImageNet left it, which the recipe few-clips does and was found with it.
+# as ImageNet left it, as the recipe `default` does.
 FROZEN: Settings = {"freeze": 0.75}
 FEW_CLIPS: dict[str, tuple[Settings, ...]] = {
-    "sosampler": ({"recipe": "few-clips"}, {"recipe": "few-clips", "freeze": 0.5}, {}),
+    "sosampler": ({}, {"freeze": 0.5}, {"freeze": 0.0}),
     "paper": ({"recipe": "paper"}, {"recipe": "paper", "lr": 1e-2, **FROZEN}),
     "authors": ({"recipe": "authors"}, {"recipe": "authors", **FROZEN}),
     "ocsampler": ({}, {"reinforce": {"reward": "label"}, **FROZEN}),

@@ -1,7 +1,7 @@
 """From a long stream's file to its label: speed and accuracy of a sampler on keyframes and of uniform frames, together.
 
     python benchmarks/speed/long_streams.py RUNS/long_streams --classifier RUNS/classifier \\
-        --sampler RUNS/samplers/few-clips-0 --out benchmarks/results/long_streams.json
+        --sampler RUNS/samplers/default-0 --out benchmarks/results/long_streams.json
 
 The folders are those of benchmarks/accuracy/streams.py. Each test video is labelled by all variants in turn, another
 one first each time, so that other load on the machine affects them alike. Uniform frames are read by torchcodec and go

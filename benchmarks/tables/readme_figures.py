@@ -22,7 +22,7 @@ from sosampler.samplers.registry import OWN_RECIPE, TITLES
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 from benchmarks.tables import streams_table
-from benchmarks.tables.systems_table import ANSWER, MEAN, NAMES
+from benchmarks.tables.systems_table import ANSWER, FIRST_RECIPE, MEAN, NAMES, of_first_recipe
 
 BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 README = BENCHMARKS.parent / "README.md"
@@ -73,7 +73,7 @@ ENGINE_BASELINES = {
 
 
 def headline(files: Files) -> str:
-    at = _cells(files["systems_reels"])
+    at = _cells(files["reels"])
     return (
         f"{streams_table.headline(files['streams'])} On videos composed of sports images, which are easier, "
         f"{FRAMES[1]} of {ALL} chosen frames give {_percent(at['sosampler', FRAMES[1]]['top1'])} %, {FRAMES[1]} "
@@ -84,15 +84,16 @@ def headline(files: Files) -> str:
 
 def brings(files: Files) -> str:
     """Return the accuracy of SOSampler's recipes beside uniform frames and the oracle, and what stands beside it."""
-    result = files["systems_reels"]
-    at, streams = _cells(result), files["streams"]
+    result, earlier = files["reels"], files["systems_reels"]
+    at, before, streams = _cells(result), _cells(earlier), files["streams"]
     heads = [f"{kind}: {count}" for kind in ("streams", "reels") for count in (*FRAMES, f"all {ALL}")]
     lines = [
         *_streams(files),
         f"Reels: {result['videos']['test']} test videos of ten shots that are unseen images, of "
-        f"{result['num_classes']} sports or of something else. Classifier: ResNet-50. Every recipe had "
-        f"{result['trials_each']} trials of {result['asked']['trial_epochs']} epochs, judged on "
-        f"{result['tune_videos']['dev']} dev reels. Top-1 in %, mean of {len(result['seeds'])} seeds:",
+        f"{result['num_classes']} sports or of something else. Classifier: ResNet-50. "
+        f"{' and '.join(ROWS[name] for name in OTHER_RECIPES)} are of an earlier run with another training of the "
+        f"classifier, in which {FRAMES[1]} uniform frames had {_percent(before['uniform', FRAMES[1]]['top1'])} %, with "
+        f"the best of {earlier['trials_each']} trials each. Top-1 in %, mean of {len(result['seeds'])} seeds:",
         "",
         f"| frames for the classifier | {' | '.join(heads)} |",
         "|---" * (len(heads) + 1) + "|",
@@ -100,7 +101,7 @@ def brings(files: Files) -> str:
     for policy, name in ROWS.items():
         of_streams = files["streams_recipes"] if policy in OTHER_RECIPES else streams
         values = [*streams_table.cells_of(of_streams, ON_STREAMS.get(policy, policy), (*FRAMES, ALL))]
-        values += [_percent(at[policy, count]["top1"]) for count in FRAMES]
+        values += [_percent((before if policy in OTHER_RECIPES else at)[policy, count]["top1"]) for count in FRAMES]
         values.append(_percent(at["all", ALL]["top1"]) if policy == "uniform" else "")
         if name.startswith("**"):
             values = [f"**{value}**" if value else "" for value in values]
@@ -116,7 +117,8 @@ def brings(files: Files) -> str:
                 *_own_answer(result),
             ]
         ),
-        _beside_learned_methods(result),
+        f"{of_first_recipe(_beside_learned_methods(earlier))} {FIRST_RECIPE} is what `default` was before; reels and "
+        "streams [together](docs/results/streams.md) changed it.",
         _general(files["general_sampler"]),
     ]
     return "\n".join(lines) + "\n"
@@ -133,15 +135,15 @@ def _streams(files: Files) -> list[str]:
     beside = [f"{_percent(at[policy, FRAMES[1]]['top1'])} %" for policy in ("uniform", streams_table.OWN)]
     return [
         f"Streams: {result['streams']['test']} test videos of ten shots that are real clips, 25 to 60 % of the time of "
-        f"one of {result['num_classes']} actions. The recipe of {TITLES['default']} is `{streams_table.OWN}` there; it "
-        f"and the number of frames were chosen on dev: {streams_table.frames_of(chosen)}, {_percent(chosen['top1'])} % "
+        f"one of {result['num_classes']} actions. The recipe of {TITLES['default']} and the number of frames were "
+        f"chosen on dev: {streams_table.frames_of(chosen)}, {_percent(chosen['top1'])} % "
         f"({_percent(low)} to {_percent(high)}) at {chosen['gmacs']:.1f} GMACs. Mean of {chosen['seeds']} seeds. "
         f"{others} are of an earlier run with another training of the classifier and fewer seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
         "[More](docs/results/streams.md).",
         *streams_table.first_rule(result),
         f"{_beside_learned_methods(systems, 'other learned methods on streams')} {', '.join(own)} look at all frames "
-        f"with the network that `{streams_table.OWN}` trained.",
+        f"with the network that {TITLES['default']} trained.",
     ]
 
 
@@ -169,7 +171,7 @@ def _more_epochs(files: Files) -> list[str]:
     told = " and ".join(f"{_percent(at['default', count]['top1'])} % with {count} frames" for count in counts)
     return [
         f"The classifier was trained for {files['samplers']['classifier']['epochs']} epochs, a choice made after test "
-        f"figures with {other['classifier']['epochs']} were known: with those, {TITLES['default']} by the mean has "
+        f"figures with {other['classifier']['epochs']} were known: with those, {FIRST_RECIPE} by the mean has "
         f"{told}, uniform frames {_percent(at['uniform', FRAMES[1]]['top1'])} % with {FRAMES[1]}, all {ALL} frames "
         f"{_percent(at['all', ALL]['top1'])} %."
     ]

@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 from benchmarks.tables import claims, paper_tables, results_table, streams_table, systems_table
+from benchmarks.tables.systems_table import FIRST_RECIPE, of_first_recipe
 from sosampler.samplers.registry import OWN_RECIPE, TITLES
 
 HERE = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
@@ -70,6 +71,13 @@ INTRODUCTIONS = {
         "Each claim of the paper on the data at hand, which is none of the paper's.",
     ),
 }
+
+
+# Pages of which some or all sections were measured before the recipe `default` was chosen on streams too
+EARLIER = (
+    f"{FIRST_RECIPE} is what the recipe `default` was before; [decisions](../decisions.md#samplers-and-losses) say "
+    "what changed and why."
+)
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -259,33 +267,38 @@ def _works(files: Files, paper: Files) -> list[str]:
         return []
     return [
         f"**Does it work?** {OWN_RECIPE}. {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform "
-        "frames, 6 of 10 frames each. Reels are untrimmed videos. The others are short clips of one scene."
+        "frames, 6 of 10 frames each, by the first recipe. Reels are untrimmed videos. The "
+        "others are short clips of one scene."
     ]
 
 
 def _on_real_clips(files: Files) -> list[str]:
     if "streams" not in files:
         return []
-    return [
-        f"{streams_table.headline(files['streams'])} This is the recipe `{streams_table.OWN}` on "
-        "[streams](results/streams.md)."
-    ]
+    return [f"{streams_table.headline(files['streams'])} These are [streams](results/streams.md)."]
 
 
 def _by_how_much(files: Files) -> list[str]:
-    table = files.get("systems_reels", {}).get("table", [])
-    at = {(line["policy"], line["num_frames"], line["num_candidates"]): line for line in table}
-    if any((policy, 2, 10) not in at for policy in ("uniform", "sosampler", "paper", "authors", "semi-optimal")):
+    at, before = (
+        {
+            (line["policy"], line["num_frames"], line["num_candidates"]): line
+            for line in files.get(name, {}).get("table", [])
+        }
+        for name in ("reels", "systems_reels")
+    )
+    if any((policy, 2, 10) not in at for policy in ("uniform", "sosampler", "semi-optimal")):
         return []
     two = {policy: percent(line["top1"]) for (policy, n, t), line in at.items() if (n, t) == (2, 10)}
+    first, authors, paper = (percent(before[name, 2, 10]["top1"]) for name in ("sosampler", "authors", "paper"))
     every, ours = at["all", 10, 10], at["sosampler", 2, 10]
     return [
         f"**By how much?** On reels, 2 of 10 frames of {TITLES['default']}: {two['sosampler']} % top-1. Uniform "
         f"frames: {two['uniform']} %. All ten frames: {percent(every['top1'])} %.",
         f"**At what cost?** {ours['gmacs']:.1f} GMACs a video for sampler and classifier, {every['gmacs']:.1f} for all "
         "ten frames.",
-        f"**With which recipe?** {TITLES['default']} {two['sosampler']} %, {TITLES['authors']} {two['authors']} %, "
-        f"{TITLES['paper']} {two['paper']} % (2 of 10), each with the best of its trials on dev.",
+        f"**With which recipe?** In a comparison with another training of the classifier {FIRST_RECIPE} has {first} %, "
+        f"{TITLES['authors']} {authors} %, {TITLES['paper']} {paper} % (2 of 10), each with the best of its trials on "
+        "dev.",
         f"**What is the limit?** {two['semi-optimal']} % for π_s, an oracle that knows the label (2 of 10).",
     ]
 
@@ -304,7 +317,7 @@ def _against_what(files: Files) -> list[str]:
     ]
     return [
         f"**Against what?** Learned methods on reels, tuned with equal effort, within {result['budget_gmacs']:.1f} "
-        f"GMACs (six uniform frames): {', '.join(methods)}."
+        f"GMACs (six uniform frames): {of_first_recipe(', '.join(methods))}."
     ]
 
 
@@ -368,25 +381,30 @@ def pages() -> dict[str, str]:
             "streams",
         ),
         "reels": [
-            *section(samplers, "samplers"),
-            *(more_epochs(*both) if len(both := _of(files, "samplers", "samplers_30_epochs")) == 2 else []),
-            *section(systems_table.sections, "systems_reels"),
-            *section(systems_table.longer_sections, "systems_reels_longer"),
-            *section(training, "sampler_training"),
-            *paper_tables.sections(paper, "reels"),
+            *section(lambda result: systems_table.sections(result, f"{TITLES['default']}, rules and oracles"), "reels"),
+            *earlier(
+                *section(samplers, "samplers"),
+                *(more_epochs(*both) if len(both := _of(files, "samplers", "samplers_30_epochs")) == 2 else []),
+                *section(systems_table.sections, "systems_reels"),
+                *section(systems_table.longer_sections, "systems_reels_longer"),
+                *section(training, "sampler_training"),
+                *paper_tables.sections(paper, "reels"),
+            ),
         ],
-        "yoga": [*section(systems_table.sections, "systems_yoga"), *paper_tables.sections(paper, "yoga")],
-        "airtlab": [*section(systems_table.sections, "systems_airtlab"), *paper_tables.sections(paper, "airtlab")],
-        "golfdb": [
+        "yoga": earlier(*section(systems_table.sections, "systems_yoga"), *paper_tables.sections(paper, "yoga")),
+        "airtlab": earlier(
+            *section(systems_table.sections, "systems_airtlab"), *paper_tables.sections(paper, "airtlab")
+        ),
+        "golfdb": earlier(
             *([] if golf is None else paper_tables.golf(golf)),
             *paper_tables.sections(paper, "golfdb"),
-        ],
+        ),
         "demo": section(demonstration, "demo"),
-        "claims": [
+        "claims": earlier(
             *claims.sections({**files, **{f"{PAPER}/{name}": result for name, result in paper.items()}}),
             *section(independence, "independence"),
             *section(certified, "certified"),
-        ],
+        ),
     }
     texts = {
         f"results/{name}.md": "\n\n".join([f"# {INTRODUCTIONS[name][0]}", INTRODUCTIONS[name][1], *body]) + "\n"
@@ -395,6 +413,11 @@ def pages() -> dict[str, str]:
     }
     names = [name for name, body in bodies.items() if body]
     return {"results.md": front(files, paper, golf, names), **texts}
+
+
+def earlier(*paragraphs: str) -> list[str]:
+    """Return paragraphs with figures of the first recipe, which they name so."""
+    return [EARLIER, *map(of_first_recipe, paragraphs)] if paragraphs else []
 
 
 def _of(files: Files, *names: str) -> list[Result]:

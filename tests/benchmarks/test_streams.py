@@ -67,8 +67,8 @@ def _line(policy: str, count: int | None, value: float, **more: object) -> dict[
 
 
 def _result() -> dict[str, object]:
-    own = [_line("few-clips", count, 0.4 + count / 100, top1_sd=0.01) for count in (1, 2, 3, 6)]
-    auto = _line("few-clips+auto@0.01", None, 0.5, dial="0.01")
+    own = [_line("default", count, 0.4 + count / 100, top1_sd=0.01) for count in (1, 2, 3, 6)]
+    auto = _line("default+auto@0.01", None, 0.5, dial="0.01")
     table = [
         *(_line("uniform", count, 0.2 + count / 100) for count in (1, 2, 3, 6)),
         _line("all", 10, 0.3),
@@ -81,7 +81,7 @@ def _result() -> dict[str, object]:
     ]
     at_budget = [
         {**own[1], "dev": 0.45, "dev_gmacs": 4.0},
-        {**auto, "policy": "few-clips+auto", "dev": 0.44, "dev_gmacs": 5.0},
+        {**auto, "policy": "default+auto", "dev": 0.44, "dev_gmacs": 5.0},
         {**_line("kts", 6, 0.22), "dev": 0.9, "dev_gmacs": 12.0},
     ]
     trial = {"frames": 0.6, "clips": 0.7, "sizes": {"train": 5, "dev": 4, "test": 3}}
@@ -98,7 +98,7 @@ def _result() -> dict[str, object]:
 
 def own_line(result: dict[str, object], count: int) -> dict[str, object]:
     lines: list[dict[str, object]] = result["table"]  # type: ignore[assignment]
-    return next(line for line in lines if (line["policy"], line["num_frames"]) == ("few-clips", count))
+    return next(line for line in lines if (line["policy"], line["num_frames"]) == ("default", count))
 
 
 def test_page_of_streams() -> None:
@@ -112,20 +112,21 @@ def test_page_of_streams() -> None:
     text = "\n".join(tables.sections(result))
     assert "with 2 frames (chosen on dev, 3.9 GMACs) has 42.0 ± 1.0 %" in text
     assert "53 % of the way is covered" in text
-    assert "| **SOSampler+ (few clips)** | N=2 | 2 | 3.9 | 45.0 | 42.0 ± 1.0 | 10.0 to 90.0 | 53 % | 3 |" in text
+    assert "| **SOSampler+** | N=2 | 2 | 3.9 | 45.0 | 42.0 ± 1.0 | 10.0 to 90.0 | 53 % | 3 |" in text
     # Another training of the classifier in the table of trials than in the figures
-    recipes = {**_result(), "half_precision": "Half.", "dev_trials": [{}, {}]}
+    recipes = {**_result(), "half_precision": "Half.", "dev_trials": [{"dev": 0.4}, {"dev": 0.5}, {"dev": 0.3}]}
     recipes["classifiers"] = {"best": {"frames": 0.61, "clips": 0.72}, "head": {"frames": 0.41, "clips": 0.52}}
     text = "\n".join(tables.sections(result, recipes))
     assert "`best` has 60.0 and 70.0 %" in text
     assert "| **best** | 61.0 | 72.0 |" in text
     # 0.41 - 0.21 at N=1, and more at others
-    assert "found by 2 trials" in text
+    assert "found by 3 trials" in text
+    assert "its first recipe: 40.0 %, the one that was taken has 50.0 %" in text
     assert "the other two recipes are at least 20.0 points behind" in text
     assert "| SOSampler (paper) | 21.0 | 21.0 | 21.0 | 21.0 | 1 |" in text
     assert "names 50.0 % of single frames and 55.0 % of clips right" in text
     assert tables.cells_of(result, "uniform", (1, 6, 10)) == ["21.0", "26.0", "30.0"]
-    assert tables.cells_of(result, "few-clips", (1, 10)) == ["41.0", ""]
+    assert tables.cells_of(result, "default", (1, 10)) == ["41.0", ""]
     assert not tables.first_rule(result)
     result["first_answer_rule"] = {"kept": ["fused", "weighted", "weighted"], "line": own_line(result, 3)}
     (text,) = tables.first_rule(result)
@@ -135,7 +136,7 @@ def test_page_of_streams() -> None:
     assert "right in 42.0 % (43.0 % by an earlier rule for combining answers)." in tables.headline(result)
     assert text in "\n".join(tables.sections(result))
     result["at_budget"][1]["dev"] = 0.46
-    assert tables.best(result)["policy"] == "few-clips+auto"
+    assert tables.best(result)["policy"] == "default+auto"
     assert "2.5 frames on average" in tables.headline(result)
 
 
@@ -149,14 +150,14 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     assert "## By class" not in text
     result["test"] = {
         "by_class": {
-            "golf": {"uniform@6": 0.5, "few-clips@2": 0.4, "class-frames@None": 0.6},
-            "walk": {"uniform@6": 0.1, "few-clips@2": 0.7, "class-frames@None": 0.8},
+            "golf": {"uniform@6": 0.5, "default@2": 0.4, "class-frames@None": 0.6},
+            "walk": {"uniform@6": 0.1, "default@2": 0.7, "class-frames@None": 0.8},
         },
         "rows": [
-            {"policy": "few-clips#0", "num_frames": 2, "ece": 0.04},
-            {"policy": "few-clips#1", "num_frames": 2, "ece": 0.06},
-            {"policy": "few-clips#0+mean", "num_frames": 6, "ece": 0.2},
-            {"policy": "few-clips#0+auto@0.01", "num_frames": None, "ece": 0.9},
+            {"policy": "default#0", "num_frames": 2, "ece": 0.04},
+            {"policy": "default#1", "num_frames": 2, "ece": 0.06},
+            {"policy": "default#0+mean", "num_frames": 6, "ece": 0.2},
+            {"policy": "default#0+auto@0.01", "num_frames": None, "ece": 0.9},
             {"policy": "kts", "num_frames": 2, "ece": 0.9},
         ],
     }
@@ -190,12 +191,16 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     long = "\n".join(tables.sections(result)).split("## Long streams with 32 candidates")[1]
     assert "|  | N=2 | N=16 |\n|---|---|---|\n| uniform frames | 10.0 | 20.0 |" in long
     assert "The mean over the frames that show the class: 50.0 %" in long
-    assert "| `default` | 90.0 | 80.0 | 50.0 | 75.0 |" in "\n".join(tables.sections(result, both=both))
+    assert "| default | 90.0 | 80.0 | 50.0 | 75.0 |" in "\n".join(tables.sections(result, both=both))
+    del both["streams"]
+    reels_alone = "\n".join(tables.sections(result, both=both))
+    assert "on 2 dev reels (3 to train), one seed" in reels_alone
+    assert "| default | 90.0 | 80.0 |" in reels_alone
     # The class that gains most comes first.
     walk, golf = text.index("| walk | 10 | 70 | +60 | 80 |"), text.index("| golf | 50 | 40 | -10 | 60 |")
     assert walk < golf
     assert "1 of 2 classes lose." in text
-    assert "| **SOSampler+ (few clips)** | 5.0 |  |\n| SOSampler+ (few clips), mean over frames |  | 20.0 |" in text
+    assert "| **SOSampler+** | 5.0 |  |\n| SOSampler+, mean over frames |  | 20.0 |" in text
     assert "| keyframes 32, chosen 4 | 11 | 30.0 (20.0 to 40.0) | +10.0 (+5.0 to +15.0) | 1.50 |" in text
     assert "| uniform 8 | 15.7 | 20.0 (15.0 to 25.0) |  | 1.50 |" in text
 
@@ -217,11 +222,11 @@ def test_shares_of_each_class() -> None:
     script = importlib.import_module("benchmarks.accuracy.streams")
     labels = [0, 0, 2]
     rows = [SimpleNamespace(item=SimpleNamespace(labels=[label])) for label in labels]
-    right = {"few-clips#0": [1, 0, 1], "few-clips#1": [1, 1, 0], "uniform": [0, 0, 1], "kts": [1, 1, 1]}
+    right = {"default#0": [1, 0, 1], "default#1": [1, 1, 0], "uniform": [0, 0, 1], "kts": [1, 1, 1]}
     predictions = {Cell(name, 2, 10): SimpleNamespace(right=np.array(hits, bool)) for name, hits in right.items()}
     bank = SimpleNamespace(rows=rows, classes=["golf", "run", "walk"])
     result = SimpleNamespace(per_video=SimpleNamespace(bank=bank, positions=(0, 1, 2), predictions=predictions))
-    assert script.by_class(result, ["uniform", "few-clips#0", "few-clips#1"]) == {
-        "golf": {"few-clips@2": 0.75, "uniform@2": 0.0},
-        "walk": {"few-clips@2": 0.5, "uniform@2": 1.0},
+    assert script.by_class(result, ["uniform", "default#0", "default#1"]) == {
+        "golf": {"default@2": 0.75, "uniform@2": 0.0},
+        "walk": {"default@2": 0.5, "uniform@2": 1.0},
     }

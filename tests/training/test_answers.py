@@ -349,7 +349,7 @@ def test_training_ranks_by_the_belief_only_where_it_helps_on_dev(tmp_path: Path)
 
 def test_recipes() -> None:
     answers = {name: so.read_recipe(name).answer for name in so.list_recipes()}
-    assert answers.pop("default") == answers.pop("few-clips") == "best"
+    assert answers.pop("default") == "best"
     assert set(answers.values()) == {"mean"}
     assert "answer" not in so.read_recipe("default").to_dict()  # as recipes of earlier versions
     with pytest.raises(so.InvalidArgument, match="choose one of: best, mean, weighted, fused"):

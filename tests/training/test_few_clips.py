@@ -68,6 +68,13 @@ class TestFreeze:
         assert not torch.equal(*heads)
         assert trained.sampler.about["recipe"]["freeze"] == 0.3
         assert "freeze" not in start.sampler.about["recipe"]
+        # The default recipe freezes, but not what starts from random weights.
+        assert so.read_recipe("default").freeze == 0.75
+        settings = SAMPLER_QUICK | {"epochs": 1, "freeze": 0.75}
+        random = so.train(bank, out=tmp_path / "random", **settings).sampler
+        free = so.train(bank, out=tmp_path / "free", **settings | {"freeze": 0.0}).sampler
+        assert random.fingerprint() == free.fingerprint() == start.sampler.fingerprint()
+        assert "freeze" not in random.about["recipe"]
 
     def test_of_a_classifier(self, pictures: Path, tmp_path: Path) -> None:
         torch.manual_seed(3)

@@ -32,9 +32,9 @@ def train_command(
     recipe: Annotated[
         str | None,
         Option(
-            help=f"default ({TITLES['default']}, this package's recipe), few-clips (the same for few clips a class), "
-            f"paper ({TITLES['paper']}), authors ({TITLES['authors']}), ocsampler, scsampler-rank, scsampler-ac, or a "
-            "YAML file of settings; for a baseline a YAML file. Default: the sampler's own."
+            help=f"default ({TITLES['default']}, this package's recipe), paper ({TITLES['paper']}), authors "
+            f"({TITLES['authors']}), ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
+            "baseline a YAML file. Default: the sampler's own."
         ),
     ] = None,
     classifier: Annotated[

@@ -223,8 +223,8 @@ class TrainingChecks:
         recipe, request = training.full_recipe(seed), self._request
         if not isinstance(recipe, SamplerRecipe):
             return {**run_settings(location.bank, self._sources_of(recipe, location), recipe), "kind": BASELINE}
-        settings: dict[str, Any] = {"bank": location.identity, "recipe": recipe.identity()}
         weights = request.weights
+        settings: dict[str, Any] = {"bank": location.identity, "recipe": recipe.starting_from(weights).identity()}
         start = None if weights is None else _new_sampler(location, recipe, weights).fingerprint()
         settings |= {"kind": SAMPLER, "teacher": {"name": location.teacher, "asked": "bank"}, "start": start}
         # Without a precision `train` resumes with that of the folder.

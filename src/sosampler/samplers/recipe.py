@@ -60,7 +60,7 @@ GUIDANCE = ("logits", "probabilities", "frames", BELIEF)
 BEST = "best"  # of the answers, on dev
 SCALE_FREE = ("logistic", "listwise", "reinforce")  # losses of raw scores and of targets not normalised over T
 
-_NAMES = ("default", "few-clips", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
+_NAMES = ("default", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
 _BASE = "base"  # key of a user's file: the recipe for the settings that the file omits
 
 
@@ -112,7 +112,7 @@ class SamplerRecipe:
     # `to_dict` leaves the rest out at its defaults, so that recipes and runs of versions without them stay equal.
     pretrain: int = 0  # epochs of a first stage, in which the backbone learns the labels of the train split; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
-    freeze: float = 0.0  # first layers of the backbone that do not learn, as a share of its parameters; 1: all
+    freeze: float = 0.0  # first layers of the backbone that stay as the weights are, as a share of its parameters
     # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", or "best" on dev
     answer: str = BEST
 
@@ -177,6 +177,10 @@ class SamplerRecipe:
         """Return a copy with some settings changed."""
         return SamplerRecipe.from_dict({**self.to_dict(), **settings})
 
+    def starting_from(self, weights: str | Path | None) -> SamplerRecipe:
+        """Return the recipe for a start from these weights; without any, random layers have nothing worth freezing."""
+        return self if weights is not None else self.changed(freeze=0.0)
+
 
 SETTINGS = tuple(field.name for field in fields(SamplerRecipe))
 _OPTIONAL = {field.name: field.default for field in fields(SamplerRecipe) if field.default is not MISSING}
@@ -199,7 +203,7 @@ def list_recipes() -> list[str]:
 
     Examples:
         >>> list_recipes()
-        ['default', 'few-clips', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
+        ['default', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
     """
     return list(_NAMES)
 
@@ -223,8 +227,8 @@ def title_of(recipe: Mapping[str, Any]) -> str:
 def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerRecipe:
     """Read a recipe by its name or from a YAML file, and change single settings.
 
-    A file may omit settings: they come from the recipe that its key `base` names, by default "default". The recipe's
-    name defaults to that of the file.
+    A file may omit settings: they come from the recipe that its key `base` names, by default "default". A file with
+    all that `SamplerRecipe.to_dict` writes has no base. The recipe's name defaults to that of the file.
 
     Examples:
         >>> read_recipe("paper").loss
@@ -243,6 +247,8 @@ def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerR
     path = Path(recipe)
     values = read_recipe_file(path, _NAMES)
     check_known(values, (_BASE, *SETTINGS), f"the recipe {path}")
+    if _BASE not in values and all(name in values for name in SETTINGS if name not in _OPTIONAL):
+        return SamplerRecipe.from_dict(values).changed(**settings)
     base = read_recipe(one_of(_BASE, values.pop(_BASE, "default"), _NAMES))
     return base.changed(**{"name": path.stem, **values}).changed(**settings)
 

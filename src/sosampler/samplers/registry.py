@@ -19,7 +19,6 @@ RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsam
 # the paper prints stand beside the other two only.
 TITLES = {
     "default": "SOSampler+",
-    "few-clips": "SOSampler+ (few clips)",
     "paper": "SOSampler (paper)",
     "authors": "SOSampler (authors' code)",
     "ocsampler": "OCSampler",

@@ -181,6 +181,7 @@ def train(
     run = RunFolder(Path(out), KIND)
     with processes.together():
         recipe = read_recipe(_sampler_recipe(sampler, recipe, light=light, features=features), **settings)
+        recipe = recipe.starting_from(weights)
         one_of("teacher", teacher, TEACHERS)
         if workers is None:  # the cores are shared between the processes of one machine
             workers = max(1, min(_MAX_WORKERS, usable_cores() // processes.local_count))
