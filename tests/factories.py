@@ -381,6 +381,7 @@ SAMPLER_QUICK: dict[str, Any] = SMALL | {
     "ema": 0.0,
     "crop_scale": [0.5, 1.0],
     "crop_per": "video",
+    "freeze": 0.0,
 }
 
 

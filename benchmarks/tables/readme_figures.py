@@ -22,7 +22,7 @@ from sosampler.samplers.registry import OWN_RECIPE, TITLES
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 from benchmarks.tables import streams_table
-from benchmarks.tables.systems_table import ANSWER, FIRST_RECIPE, MEAN, NAMES, of_first_recipe
+from benchmarks.tables.systems_table import ANSWER, FIRST_RECIPE, MEAN, NAMES, cost, of_first_recipe
 
 BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 README = BENCHMARKS.parent / "README.md"
@@ -129,6 +129,7 @@ def _streams(files: Files) -> list[str]:
     result, at = files["streams"], streams_table.cells(files["streams_recipes"])
     systems = files["systems_streams"]
     own = streams_table.with_own_network(systems)
+    of_own = f" ({len(files['streams_recipes']['dev_trials'])} of {TITLES['default']})"
     chosen = streams_table.best(result)
     low, high = chosen["ci95"][streams_table.METRIC]
     others = " and ".join(ROWS[name] for name in OTHER_RECIPES)
@@ -138,12 +139,13 @@ def _streams(files: Files) -> list[str]:
         f"one of {result['num_classes']} actions. The recipe of {TITLES['default']} and the number of frames were "
         f"chosen on dev: {streams_table.frames_of(chosen)}, {_percent(chosen['top1'])} % "
         f"({_percent(low)} to {_percent(high)}) at {chosen['gmacs']:.1f} GMACs. Mean of {chosen['seeds']} seeds. "
-        f"{others} are of an earlier run with another training of the classifier and fewer seeds, in which "
+        f"{others} are not tuned here, and of an earlier run with another training of the classifier and fewer "
+        "seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
         "[More](docs/results/streams.md).",
         *streams_table.first_rule(result),
-        f"{_beside_learned_methods(systems, 'other learned methods on streams')} {', '.join(own)} look at all frames "
-        f"with the network that {TITLES['default']} trained.",
+        f"{_beside_learned_methods(systems, 'other learned methods on streams', of_own)} {', '.join(own)} look at all "
+        f"frames with the network that {TITLES['default']} trained.",
     ]
 
 
@@ -177,17 +179,25 @@ def _more_epochs(files: Files) -> list[str]:
     ]
 
 
-def _beside_learned_methods(result: Result, which: str = "learned methods") -> str:
+def _beside_learned_methods(result: Result, which: str = "learned methods", beside: str = "") -> str:
     lines = [line for line in result["at_budget"] if line["policy"] in LEARNED]
     first, second, *_ = sorted(lines, key=lambda line: -line["top1"])
     names = [
-        f"{LEARNED[line['policy']]} ({_percent(line['top1'])} % at {line['gmacs']:.1f} GMACs)"
+        f"{LEARNED[line['policy']]} ({_percent(line['top1'])} % at {cost(line, result)} GMACs)"
         for line in (first, second)
     ]
     return (
-        f"Of {len(lines)} {which}, tuned with equal effort within {result['budget_gmacs']:.1f} GMACs, the best "
-        f"are {names[0]} and {names[1]}."
+        f"Of {len(lines)} {which}, with {result['trials_each']} trials each on dev{beside}, the best within "
+        f"{result['budget_gmacs']:.1f} GMACs are {names[0]} and {names[1]}; {_seeds(len(result['seeds']))}."
     )
+
+
+def _seeds(count: int) -> str:
+    """
+    >>> _seeds(1), _seeds(3)
+    ('one seed', 'mean of 3 seeds')
+    """
+    return "one seed" if count == 1 else f"mean of {count} seeds"
 
 
 def _general(result: Result) -> str:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.tables import claims, paper_tables, results_table, streams_table, systems_table
 from benchmarks.tables.systems_table import FIRST_RECIPE, of_first_recipe
-from sosampler.samplers.registry import OWN_RECIPE, TITLES
+from sosampler.samplers.registry import TITLES
 
 HERE = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 DOCS = HERE.parent / "docs"
@@ -96,7 +96,7 @@ def percent(value: float) -> str:
 def training(result: Result) -> list[str]:
     reels, teacher = result["reels"], result["teacher_seconds"]
     rows = [
-        [row["recipe"], str(row["epochs"]), ", ".join(str(seconds) for seconds in row["seconds"])]
+        [row["recipe"].replace("default", "first recipe"), str(row["epochs"]), ", ".join(map(str, row["seconds"]))]
         for row in result["rows"]
     ]
     return [
@@ -266,9 +266,9 @@ def _works(files: Files, paper: Files) -> list[str]:
     if not sentences:
         return []
     return [
-        f"**Does it work?** {OWN_RECIPE}. {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform "
-        "frames, 6 of 10 frames each, by the first recipe. Reels are untrimmed videos. The "
-        "others are short clips of one scene."
+        f"**Does it work?** {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform frames, 6 of "
+        f"10 frames each, of {FIRST_RECIPE} where no other is named: what `default` was [before](decisions.md"
+        "#samplers-and-losses). Reels are untrimmed videos. The others are short clips of one scene."
     ]
 
 
@@ -339,7 +339,7 @@ def _when_not(files: Files, golf: Result | None) -> list[str]:
         if {"default", "frame-difference"} <= set(at):
             text += (
                 " A sampler finds what its classifier needs, nothing else. With a classifier of camera directions "
-                f"it shows {percent(at['default']['hit'])} % of the moments of a golf swing in 4 frames; "
+                f"{FIRST_RECIPE} shows {percent(at['default']['hit'])} % of the moments of a golf swing in 4 frames; "
                 f"{percent(at['default']['by_chance'])} % is chance, and the policy `frame-difference` shows "
                 f"{percent(at['frame-difference']['hit'])} %."
             )

@@ -303,7 +303,7 @@ def _recipes(recipes: Result) -> list[str]:
         f"Of an earlier run on the same streams, with networks trained on an H200: the classifier by the same settings "
         f"(uniform frames beside it, for comparison), and {TITLES[OWN]} before the rule by which `train` keeps or "
         "drops the belief was made stricter. That was done after its figures here were known: one of its three seeds "
-        "had dropped its belief, and was six points behind the others. At every N the other two recipes are at least "
+        "had dropped its belief, and was the worst of them. At every N the other two recipes are at least "
         f"{100 * behind:.1f} points behind. They are as they come, not tuned here.",
         markdown(["", *(f"N={count}" for count in counts), "seeds"], rows),
         recipes["half_precision"],
@@ -413,7 +413,7 @@ def _notes(result: Result, recipes: Result | None, systems: Result | None, files
         text.append(
             f"The recipe of {TITLES[OWN]} was found by {len(recipes['dev_trials'])} trials on the dev streams of the "
             "earlier run, one seed each (`dev_trials` in `benchmarks/results/streams_recipes.json`: dev top-1 at every "
-            f"N). The first of them is its first recipe: {_best_trial(recipes, 0)} %, the one that was taken has "
+            f"N). The first of them is the first recipe: {_best_trial(recipes, 0)} %, the one that was taken has "
             f"{_best_trial(recipes, None)} %."
         )
     known = {

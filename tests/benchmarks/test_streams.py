@@ -121,7 +121,7 @@ def test_page_of_streams() -> None:
     assert "| **best** | 61.0 | 72.0 |" in text
     # 0.41 - 0.21 at N=1, and more at others
     assert "found by 3 trials" in text
-    assert "its first recipe: 40.0 %, the one that was taken has 50.0 %" in text
+    assert "is the first recipe: 40.0 %, the one that was taken has 50.0 %" in text
     assert "the other two recipes are at least 20.0 points behind" in text
     assert "| SOSampler (paper) | 21.0 | 21.0 | 21.0 | 21.0 | 1 |" in text
     assert "names 50.0 % of single frames and 55.0 % of clips right" in text

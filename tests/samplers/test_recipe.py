@@ -242,6 +242,8 @@ class TestUserFiles:
         path = self.write(tmp_path, yaml.safe_dump(recipe.to_dict()))
         assert read_recipe(path) == recipe  # `freeze` is left out at 0, which is not that of the default
         assert read_recipe(path, seed=4) == recipe.changed(seed=4)
+        unnamed = {name: value for name, value in recipe.to_dict().items() if name != "name"}
+        assert read_recipe(self.write(tmp_path, yaml.safe_dump(unnamed))) == recipe.changed(name="mine")
         path = self.write(tmp_path, yaml.safe_dump({**recipe.to_dict(), "base": "default"}))
         assert read_recipe(path) == recipe.changed(freeze=0.75)
 

@@ -269,6 +269,7 @@ def test_the_belief_is_dropped_only_for_more_than_chance(better: int, worse: int
     with_belief = dev.outputs(sampler, "float32")
     outputs, facts = choose_ranking(sampler, dev, with_belief, "float32")  # type: ignore[arg-type]
     assert facts["kept"] == kept
+    assert facts["ahead"] == pytest.approx((better - worse) / 200)
     assert facts["belief"] == [pytest.approx(worse / 200)]
     assert facts["importance"] == [pytest.approx(better / 200)]
     assert sampler.scoring.settings == (settings if kept == "belief" else {})
@@ -330,6 +331,7 @@ def test_training_ranks_by_the_belief_only_where_it_helps_on_dev(tmp_path: Path)
         trained = train(bank, out=tmp_path / f"run{relevance[0]}", say=said.append, **options)
         result = trained.result["ranking"]
         ahead = np.mean(result["importance"]) - np.mean(result["belief"])
+        assert result["ahead"] == pytest.approx(ahead)  # the metric is top-1
         helps = ahead <= 2 * result["standard_error"]
         kept[relevance[0]] = result["kept"]
         assert result["kept"] == ("belief" if helps else "importance")
@@ -337,11 +339,15 @@ def test_training_ranks_by_the_belief_only_where_it_helps_on_dev(tmp_path: Path)
         assert trained.sampler.config["scoring"] == trained.sampler.scoring.settings
         assert said[-3].startswith("ranking: ")
         assert said[-3].endswith(f"{result['kept']} is kept")
+        assert f"(chance: {200 * result['standard_error']:.2f} points of top-1)" in said[-3]
     assert kept[0.0] == "importance"
     # What was measured is what `evaluate` finds on dev, by one frame alone.
     options = {"num_frames": 1, "num_candidates": trained.result["num_candidates"], "split": "dev", "bootstrap": 0}
     (row,) = so.evaluate(bank, trained.sampler, device="cpu", answer="mean", **options).rows
     assert row.top1 == pytest.approx(result["importance"][0])
+    # The score of the run is by the ranking that was kept; epochs were compared by that with the belief.
+    epochs = (trained.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    assert max(json.loads(epoch)["dev_top1"] for epoch in epochs) < trained.result["dev"]
     # Without a belief there is nothing to decide.
     alone = train(bank, out=tmp_path / "alone", **(SAMPLER_QUICK | {"epochs": 1, "scoring": {}}))
     assert "ranking" not in alone.result

@@ -72,9 +72,12 @@ class TestFreeze:
         assert so.read_recipe("default").freeze == 0.75
         settings = SAMPLER_QUICK | {"epochs": 1, "freeze": 0.75}
         random = so.train(bank, out=tmp_path / "random", **settings).sampler
-        free = so.train(bank, out=tmp_path / "free", **settings | {"freeze": 0.0}).sampler
-        assert random.fingerprint() == free.fingerprint() == start.sampler.fingerprint()
+        assert random.fingerprint() == start.sampler.fingerprint()  # as with freeze=0
         assert "freeze" not in random.about["recipe"]
+        # A first stage has learned something that can be kept.
+        recipe = so.read_recipe("default", freeze=0.5, pretrain=2)
+        assert recipe.starting_from(None).freeze == recipe.starting_from("pretrained").freeze == 0.5
+        assert recipe.changed(pretrain=0).starting_from(None).freeze == 0.0
 
     def test_of_a_classifier(self, pictures: Path, tmp_path: Path) -> None:
         torch.manual_seed(3)

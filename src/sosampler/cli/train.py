@@ -44,9 +44,9 @@ def train_command(
     weights: Annotated[
         str | None,
         Option(
-            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval, adaframe, "
-            "ar-net, videoiq, adafocus, ada3d and listen-to-look those of their light network, MobileNetV2; for "
-            "frameexit a checkpoint of its authors, with --epochs 0."
+            help="Initial weights of the backbone, of which the recipe default keeps three quarters: a file, or "
+            "'pretrained' from the web; for liteeval, adaframe, ar-net, videoiq, adafocus, ada3d and listen-to-look "
+            "those of their light network, MobileNetV2; for frameexit a checkpoint of its authors, with --epochs 0."
         ),
     ] = None,
     light: Annotated[

@@ -163,7 +163,7 @@ def evaluate(
 
     where = check_device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if where.type == "cpu":
-        keep_memory()  # a sampler scores more than three times as many frames a second on one core
+        keep_memory()  # networks run faster
     if precision is not None:
         one_of("precision", precision, PRECISIONS)
     seed, draws = check_int("seed", seed, at_least=0), check_count("bootstrap", bootstrap, "MAX_RESAMPLES", at_least=0)

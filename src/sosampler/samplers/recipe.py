@@ -73,7 +73,7 @@ class SamplerRecipe:
     backbone: str  # "mobilenet_v2" or "timm:NAME"
     shift: int  # of `shift` channels one comes from the next frame, one from the previous; 0: none
     input_size: int  # height and width in pixels
-    dropout: float  # before the importance head
+    dropout: float  # before both heads
     class_head: bool  # whether a second head predicts classes
     scoring: dict[str, Any]  # settings of `Scoring`
     # The loss: lam · rank + (1 − lam) · guidance + distill · distillation + calibrate · calibration
@@ -178,8 +178,8 @@ class SamplerRecipe:
         return SamplerRecipe.from_dict({**self.to_dict(), **settings})
 
     def starting_from(self, weights: str | Path | None) -> SamplerRecipe:
-        """Return the recipe for a start from these weights; without any, random layers have nothing worth freezing."""
-        return self if weights is not None else self.changed(freeze=0.0)
+        """Return the recipe for a start from these weights: layers that are random and never learned are not frozen."""
+        return self if weights is not None or self.pretrain else self.changed(freeze=0.0)
 
 
 SETTINGS = tuple(field.name for field in fields(SamplerRecipe))
@@ -219,8 +219,9 @@ def title_of(recipe: Mapping[str, Any]) -> str:
     if name not in TITLES:
         return name
     known = {key: value for key, value in read_recipe(name).to_dict().items() if key != "seed"}
-    # A recipe that was written by an older version may lack settings.
-    changed = [key for key, value in known.items() if recipe.get(key, value) != value]
+    # A recipe of an older version may lack settings, and `to_dict` leaves `freeze` out at 0.
+    given = {**known, "freeze": 0.0, **recipe}
+    changed = [key for key, value in known.items() if given[key] != value]
     return f"{TITLES[name]}, other {', '.join(changed)}" if changed else TITLES[name]
 
 
@@ -247,10 +248,11 @@ def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerR
     path = Path(recipe)
     values = read_recipe_file(path, _NAMES)
     check_known(values, (_BASE, *SETTINGS), f"the recipe {path}")
+    values = {"name": path.stem, **values}
     if _BASE not in values and all(name in values for name in SETTINGS if name not in _OPTIONAL):
         return SamplerRecipe.from_dict(values).changed(**settings)
     base = read_recipe(one_of(_BASE, values.pop(_BASE, "default"), _NAMES))
-    return base.changed(**{"name": path.stem, **values}).changed(**settings)
+    return base.changed(**values).changed(**settings)
 
 
 def read_settings(texts: Iterable[str], allowed: Sequence[str] = SETTINGS) -> dict[str, Any]:

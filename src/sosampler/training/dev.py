@@ -179,7 +179,7 @@ def choose_ranking(
     """Rank by the importance alone, without the belief, where that is better on dev by more than chance.
 
     Chance is two standard errors, as for answers, of top-1 also where the metric is mAP. Returns the outputs by what is
-    kept, given those with the belief, and what both measure.
+    kept, given those with the belief, and what both measure; `ahead` is by how much the importance is, in top-1.
     """
     by_belief, sampler.scoring = sampler.scoring, Scoring()
     alone = dev.outputs(sampler, precision)
@@ -187,11 +187,11 @@ def choose_ranking(
     chosen = [[top_n(each.scores, number) for number in numbers] for each in (outputs, alone)]
     measured = [[dev.measure(frames) for frames in of_ranking] for of_ranking in chosen]
     with_belief, without = (np.mean([dev.values(frames) for frames in of_ranking], axis=0) for of_ranking in chosen)
-    error = standard_error(without - with_belief, dev.shared)
-    kept = RANKINGS[1 if float((without - with_belief).mean()) > 2 * error else 0]
+    ahead, error = float((without - with_belief).mean()), standard_error(without - with_belief, dev.shared)
+    kept = RANKINGS[1 if ahead > 2 * error else 0]
     if kept == RANKINGS[0]:
         sampler.scoring = by_belief
-    facts = {"kept": kept, "num_frames": numbers, "metric": dev.metric, "standard_error": error}
+    facts = {"kept": kept, "num_frames": numbers, "metric": dev.metric, "ahead": ahead, "standard_error": error}
     return outputs if kept == RANKINGS[0] else alone, {**facts, **dict(zip(RANKINGS, measured, strict=True))}
 
 

@@ -126,8 +126,9 @@ def train(
             the bank has several teachers, and as classifier or folder for teacher="online", and for OCSampler's rewards
             unless it averages logits. For a baseline, the source of its features: the same; a name or a fingerprint is
             enough if the bank has them.
-        weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained". For a
-            baseline, the fixed weights of its light network, MobileNetV2.
+        weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained"; with the
+            recipe "default" three quarters of it stay so (`freeze`). Without weights nothing is frozen. For a baseline,
+            the fixed weights of its light network, MobileNetV2.
         light: for a baseline, another light network: a `SOSampler` without shift, its folder, or the name of features
             in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`; `import_frameexit`
             reads a checkpoint of FrameExit's authors.
@@ -244,8 +245,8 @@ def train(
         report(_start_text(network, processes, precision, batches, rows))
         if weights is None and processes.is_main:
             report(
-                "the sampler's network starts from random weights, which needs many videos; give weights (--weights "
-                "FILE, or 'pretrained')"
+                "the sampler's network starts from random weights and learns all of them, which needs many videos; "
+                "give weights (--weights FILE, or 'pretrained')"
             )
         if processes.is_main and (remark := outputs.remark()):
             report(f"{remark}; a sampler learns nothing from it")
@@ -605,8 +606,8 @@ def _finish(
         dev_outputs, ranking = choose_ranking(sampler, calibration, dev_outputs, loop.precision)
         shown = ", ".join(f"{name} {100 * np.mean(ranking[name]):.2f} %" for name in RANKINGS)
         loop.say(
-            f"ranking: dev {ranking['metric']}, mean over {_numbers(ranking['num_frames'])} frames: {shown}; "
-            f"{ranking['kept']} is kept"
+            f"ranking: dev {ranking['metric']}, mean over {_numbers(ranking['num_frames'])} frames: {shown} (chance: "
+            f"{200 * ranking['standard_error']:.2f} points of top-1); {ranking['kept']} is kept"
         )
     sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
     answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs)
