@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import sosampler as so
+from sosampler.bank.format import Shown, shown_text
+from sosampler.bank.pixels import Shape
 from sosampler.evaluation.result import SharedSources, top1
 from sosampler.samplers.answer import Evidence, frames_to_ask
 from sosampler.samplers.sosampler import Scoring
@@ -28,7 +30,8 @@ from sosampler.training.answers import (
     standard_error,
     with_groups,
 )
-from sosampler.training.dev import DevOutputs, choose_ranking, fit_calibration
+from sosampler.training.dev import DevOutputs, DevSet, choose_ranking, fit_calibration
+from sosampler.training.sampler_data import open_frames
 from sosampler.training.train_sampler import train
 from tests.factories import SAMPLER_QUICK, make_bank
 
@@ -351,6 +354,32 @@ def test_training_ranks_by_the_belief_only_where_it_helps_on_dev(tmp_path: Path)
     # Without a belief there is nothing to decide.
     alone = train(bank, out=tmp_path / "alone", **(SAMPLER_QUICK | {"epochs": 1, "scoring": {}}))
     assert "ranking" not in alone.result
+
+
+def test_the_bank_says_what_dev_videos_are_made_of(tmp_path: Path) -> None:
+    """From there chance and the parts of dev know which videos share clips; where one is unknown, nothing is."""
+    bank = make_bank(tmp_path / "bank", train=24, dev=24)
+    rows = [index for index, row in enumerate(bank.rows) if row.item.split == "dev"]
+    made_of = {bank.rows[row].item.id: Shown(sources=(f"clip {row % 3}", "another")) for row in rows}
+    sampler = so.SOSampler(backbone="timm:test_resnet", input_size=32, calibration=(1.0, 0.0))
+
+    def dev_set() -> DevSet:
+        opened = so.Bank(bank.path)
+        frames = open_frames(
+            opened, rows, Shape(32, square=True), cache_bytes=1 << 30, device=torch.device("cpu"), workers=1
+        )
+        return DevSet(opened, rows, opened.teacher(), frames, num_candidates=4)
+
+    assert not dev_set().shared
+    bank.folder.shown_jsonl.write_text("".join(shown_text(made_of)), encoding="utf-8")
+    dev = dev_set()
+    assert dev.shared.overlapping
+    answers = dev.answers(sampler, dev.outputs(sampler, "float32"))
+    assert answers is not None
+    assert [set(names) for names in answers.sources] == [{f"clip {row % 3}", "another"} for row in rows]
+    made_of.popitem()
+    bank.folder.shown_jsonl.write_text("".join(shown_text(made_of)), encoding="utf-8")
+    assert not dev_set().shared
 
 
 def test_recipes() -> None:
