@@ -24,15 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.accuracy.samplers import classifier_pictures, tuning_pictures
 from benchmarks.accuracy.streams import MOBILENET, RESNET, teach
+from benchmarks.accuracy.systems_trials import FIRST_RECIPE
 from benchmarks.common import Results, device, fast_precision
 
-FIRST = "the first recipe"
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
     "default, freeze 0.5": {"freeze": 0.5},
     "default, freeze 0": {"freeze": 0.0},
-    # What `default` was before: chosen on reels alone.
-    FIRST: {"freeze": 0.0, "dropout": 0.0, "lam": 0.9, "guidance": "logits", "distill": 1.0, "calibrate": 1.0},
+    "the first recipe": FIRST_RECIPE,
 }
 KINDS = ("reels", "streams")
 NUM_FRAMES = (1, 2, 3, 6)

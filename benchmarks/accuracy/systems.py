@@ -117,7 +117,8 @@ def main() -> None:
     parser.add_argument("--take", type=Path, nargs="+", default=[], help="Files of other methods; measure nothing.")
     arguments = parser.parse_args()
     lacking = [method for method in trials.NETWORKS if arguments.networks is None]
-    arguments.methods = arguments.methods or [method for method in TRIALS if method not in lacking]
+    left_out = {*lacking, trials.FIRST}
+    arguments.methods = arguments.methods or [method for method in TRIALS if method not in left_out]
     if impossible := [method for method in arguments.methods if method in lacking]:
         raise SystemExit(f"{', '.join(impossible)} need networks of their own; make them with networks.py, --networks")
     if arguments.few_clips:

@@ -117,8 +117,8 @@ def brings(files: Files) -> str:
                 *_own_answer(result),
             ]
         ),
-        f"{of_first_recipe(_beside_learned_methods(earlier))} {FIRST_RECIPE} is what `default` was before; reels and "
-        "streams [together](docs/results/streams.md) changed it.",
+        f"{of_first_recipe(_beside_learned_methods(earlier))} They have the other classifier. {FIRST_RECIPE} is what "
+        "`default` was before it was [chosen anew](docs/results/streams.md#one-recipe-for-both-kinds).",
         _general(files["general_sampler"]),
     ]
     return "\n".join(lines) + "\n"

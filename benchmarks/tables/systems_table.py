@@ -16,10 +16,12 @@ from sosampler.samplers.registry import TITLES
 Result = dict[str, Any]
 Line = dict[str, Any]
 
+FIRST_RECIPE = f"{TITLES['default']} (first recipe)"  # what `default` was before; files of then have it as sosampler
 NAMES = {
     "paper": TITLES["paper"],
     "authors": TITLES["authors"],
     "sosampler": f"**{TITLES['default']}**",
+    "first": FIRST_RECIPE,
     "ocsampler": "OCSampler",
     "scsampler": "SCSampler",
     "frameexit": "FrameExit",
@@ -47,7 +49,6 @@ NAMES |= {name + UNIFORM_FRAMES: f"{NAMES[name]}'s own classifier{UNIFORM_FRAMES
 NAMES[ANSWER] = f"{TITLES['default']}'s own answer, no classifier"
 NAMES[MEAN] = f"{TITLES['default']}, mean over frames"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
-FIRST_RECIPE = f"{TITLES['default']} (first recipe)"  # in files of before `default` was chosen on streams too
 # The rest would lie on top of each other
 NOT_IN_THE_CURVE = {"semi-optimal-max", "attainable", "class-frames", "optimal", ANSWER, MEAN}
 IN_THE_CURVE = (
@@ -186,13 +187,15 @@ def tuning(result: Result) -> str:
     else:
         where = f"trained on {others['train']} and judged on {others['dev']} dev videos of another bank, "
         where += "which share no image"
-    return f"{result['trials_each']} trials of each method{shorter}, {where}"
+    several = "1 trial" if result["trials_each"] == 1 else f"{result['trials_each']} trials"
+    return f"{several} of each method{shorter}, {where}"
 
 
 def earlier_run(result: Result) -> list[str]:
     """Say what a run of before SOSampler's recipes were compared one by one lacks."""
     with_uniform = any(line["policy"].endswith(UNIFORM_FRAMES) for line in result.get("at_budget", ()))
-    if "paper" in result.get("chosen", {"paper": 0}) or with_uniform:
+    chosen = set(result.get("chosen", {"paper": 0}))
+    if "paper" in chosen or with_uniform or chosen <= {"sosampler", "first"}:
         return []
     search = f", {NAMES['adaframe']} has its earlier search, which saw two distinct frames"
     return [

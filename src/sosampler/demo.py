@@ -149,6 +149,8 @@ def run_demo(
             batch_size=16,
             lr=0.002,
             crop_scale=(0.6, 1.0),
+            freeze=0.0,  # a network this small has nothing to spare, and its weights are no ImageNet's
+            dropout=0.0,
             seed=seed,
             say=steps.indented,
         )

@@ -9,6 +9,7 @@ import json
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,15 +76,20 @@ def test_sampler_scores(run: Path, tmp_path: Path) -> None:
     check("old-sampler", {"frames": sel.frame_indices, "scores": scores}, rel=1e-3, abs_tol=1e-4)
 
 
-def test_finished_run_is_taken_up(run: Path, bank: Path) -> None:
+@pytest.fixture
+def options() -> dict[str, Any]:
+    """The arguments of the run, with what the recipe `default` was then."""
+    given: dict[str, Any] = json.loads((ARTEFACTS / "options.json").read_text())
+    return {**given, "dropout": 0.0, "lam": 0.9, "guidance": "logits", "distill": 1.0, "calibrate": 1.0}
+
+
+def test_finished_run_is_taken_up(run: Path, bank: Path, options: dict[str, Any]) -> None:
     said: list[str] = []
-    options = json.loads((ARTEFACTS / "options.json").read_text())
     done = so.train(bank, out=run, say=said.append, **options)
     assert any("finished" in line for line in said), said
     assert done.result == json.loads((run / "result.json").read_text())
 
 
-def test_run_of_other_settings_is_refused(run: Path, bank: Path) -> None:
-    options = json.loads((ARTEFACTS / "options.json").read_text())
+def test_run_of_other_settings_is_refused(run: Path, bank: Path, options: dict[str, Any]) -> None:
     with pytest.raises(so.InvalidArgument, match=r"epochs was 1, is 2.* overwrite it"):
         so.train(bank, out=run, **{**options, "epochs": 2})

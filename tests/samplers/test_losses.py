@@ -322,6 +322,15 @@ class TestAgainstTorch:
         actual = belief_guidance(importance, logits, labels, multi_label=multi_label)
         torch.testing.assert_close(actual, expected)
 
+    def test_guidance_by_belief_counts_all_frames_and_none_rules_a_class_out(self) -> None:
+        """Twenty frames that are surely of the first of two classes: each is evidence of log 2 for it, and no less
+        than log 1e-4 for the other. The scoring would count ten.
+        """
+        logits = torch.tensor([40.0, -40.0]).expand(1, 20, 2)
+        importance = torch.full((1, 20), 40.0)
+        other = belief_guidance(importance, logits, torch.tensor([[0, 1]]), multi_label=False)
+        assert float(other) == pytest.approx(20 * (math.log(2) - math.log(1e-4)), rel=1e-5)
+
     def test_guidance_by_belief_teaches_which_frames_show_the_label(self) -> None:
         """A frame whose class is the label becomes more relevant, one of another class less."""
         logits = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 3.0, 0.0]]], requires_grad=True)
@@ -432,7 +441,9 @@ class TestWholeLoss:
 
     def test_default(self) -> None:
         recipe = read_recipe(
-            "default", loss="logistic", target="label", target_space="probability", lam=0.7, distill=2, calibrate=0.5
+            "default",
+            **{"loss": "logistic", "target": "label", "target_space": "probability"},
+            **{"lam": 0.7, "distill": 2, "calibrate": 0.5, "guidance": "logits"},
         )
         output, probs, labels = self.output()
         total, parts = SamplerLoss(recipe)(output, probs, labels)

@@ -130,13 +130,21 @@ def belief_guidance(
     which frames show them, and a frame of something else need not be named by the label, as with `label_guidance`.
     The constants of `Scoring` (strength, slope, at most ten frames) are for the ranking only; here all are 1.
     """
-    relevance, logits = _real(importance, mask).sigmoid()[..., None], _real(class_logits, mask)  # [B, T, 1], [B, T, C]
-    probs = logits.softmax(dim=-1)
-    if multi_label:
-        probs = logits.sigmoid()
-        probs = probs / probs.sum(dim=-1, keepdim=True).clamp_min(_MIN_PROBABILITY)
-    evidence = (1 - relevance + relevance * probs * probs.shape[-1]).clamp_min(MIN_LIKELIHOOD).log()  # [B, T, C]
+    relevance, logits = _real(importance, mask).sigmoid(), _real(class_logits, mask)
+    evidence = class_evidence(relevance, logits, multi_label=multi_label)
     return F.cross_entropy(_real(evidence, mask).sum(dim=1), label_shares(labels, evidence.dtype))
+
+
+def class_evidence(relevance: Tensor, class_logits: Tensor, *, multi_label: bool) -> Tensor:
+    """Return what each frame says about the video's class, log(1 - r + r p C) [B, T, C], from r [B, T] and logits of p.
+
+    Of classes that do not exclude each other, p is made to sum to 1.
+    """
+    probs = class_logits.sigmoid() if multi_label else class_logits.softmax(dim=-1)
+    if multi_label:
+        probs = probs / probs.sum(dim=-1, keepdim=True).clamp_min(_MIN_PROBABILITY)
+    relevance = relevance[..., None]
+    return (1 - relevance + relevance * probs.shape[-1] * probs).clamp_min(MIN_LIKELIHOOD).log()
 
 
 def frame_guidance(class_logits: Tensor, labels: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:

@@ -20,8 +20,8 @@ from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.answer import check_answer
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
-from sosampler.samplers.losses import saliency
-from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, SamplerOutput
+from sosampler.samplers.losses import class_evidence, saliency
+from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, SALIENCY, SamplerOutput
 from sosampler.samplers.registry import has_belief
 
 _BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
@@ -424,11 +424,8 @@ class Scoring(nn.Module):
 
     def log_belief(self, importance: Tensor, class_logits: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the belief about the video's class from all of its frames: log probabilities [B, C]."""
-        relevance = torch.sigmoid(self.slope * importance + self.offset)[..., None]  # [B, T, 1]
-        probs = class_logits.sigmoid() if self.multi_label else class_logits.softmax(-1)
-        if self.multi_label:
-            probs = probs / probs.sum(-1, keepdim=True).clamp_min(1e-12)
-        evidence = (1 - relevance + relevance * probs.shape[-1] * probs).clamp_min(MIN_LIKELIHOOD).log()  # [B, T, C]
+        relevance = torch.sigmoid(self.slope * importance + self.offset)
+        evidence = class_evidence(relevance, class_logits, multi_label=self.multi_label)
         real = torch.ones_like(importance) if mask is None else mask.to(importance.dtype)
         # Padding may hold any value, even NaN.
         evidence = torch.where(real[..., None] > 0, evidence, torch.zeros_like(evidence))
