@@ -77,7 +77,7 @@ def begin(arguments: argparse.Namespace, results: Results) -> None:
         **circumstances(("torch", "torchvision", "timm", "numpy", "scikit-learn")),
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         asked=asked,
-        seeds=arguments.seeds,
+        seeds=sorted({*results.data.get("seeds", []), *arguments.seeds}),  # methods may have fewer
         trials_each=arguments.trials,
         parallel=arguments.parallel,
         metric="mAP" if bank.multi_label else "top1",

@@ -93,7 +93,8 @@ def brings(files: Files) -> str:
         f"{result['num_classes']} sports or of something else. Classifier: ResNet-50. "
         f"{' and '.join(ROWS[name] for name in OTHER_RECIPES)} are of an earlier run with another training of the "
         f"classifier, in which {FRAMES[1]} uniform frames had {_percent(before['uniform', FRAMES[1]]['top1'])} %, with "
-        f"the best of {earlier['trials_each']} trials each. Top-1 in %, mean of {len(result['seeds'])} seeds:",
+        f"the best of {earlier['trials_each']} trials each. Both classifiers had {_epochs(files)}. Top-1 in %, mean of "
+        f"{len(result['seeds'])} seeds:",
         "",
         f"| frames for the classifier | {' | '.join(heads)} |",
         "|---" * (len(heads) + 1) + "|",
@@ -109,7 +110,6 @@ def brings(files: Files) -> str:
     two, everything = at["sosampler", FRAMES[1]], at["all", ALL]
     lines += [
         "",
-        *_more_epochs(files),
         " ".join(
             [
                 f"{OWN_RECIPE}. On reels {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included, "
@@ -142,8 +142,7 @@ def _streams(files: Files) -> list[str]:
         f"{others} are not tuned here, and of an earlier run with another training of the classifier and fewer "
         "seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
-        "[More](docs/results/streams.md).",
-        *streams_table.first_rule(result),
+        f"[More](docs/results/streams.md). {' '.join(streams_table.first_rule(result))}".rstrip(),
         f"{_beside_learned_methods(systems, 'other learned methods on streams', of_own)} {', '.join(own)} look at all "
         f"frames with the network that {TITLES['default']} trained.",
     ]
@@ -164,19 +163,12 @@ def _own_answer(result: Result) -> list[str]:
     ]
 
 
-def _more_epochs(files: Files) -> list[str]:
-    """Return the same figures with the classifier that was trained longer, where both were measured."""
-    other = files.get("samplers_30_epochs")
-    if other is None:
-        return []
-    at, counts = _cells(other), (FRAMES[1], FRAMES[2])
-    told = " and ".join(f"{_percent(at['default', count]['top1'])} % with {count} frames" for count in counts)
-    return [
-        f"The classifier was trained for {files['samplers']['classifier']['epochs']} epochs, a choice made after test "
-        f"figures with {other['classifier']['epochs']} were known: with those, {FIRST_RECIPE} by the mean has "
-        f"{told}, uniform frames {_percent(at['uniform', FRAMES[1]]['top1'])} % with {FRAMES[1]}, all {ALL} frames "
-        f"{_percent(at['all', ALL]['top1'])} %."
-    ]
+def _epochs(files: Files) -> str:
+    """Return how long the classifiers were trained, and what was known when that was chosen."""
+    chosen, other = (files[name]["classifier"]["epochs"] for name in ("samplers", "samplers_30_epochs"))
+    return (
+        f"{chosen} epochs, which was chosen after test figures with {other} were known ([both](docs/results/reels.md))"
+    )
 
 
 def _beside_learned_methods(result: Result, which: str = "learned methods", beside: str = "") -> str:

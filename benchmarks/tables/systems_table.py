@@ -259,7 +259,7 @@ def sections(result: Result, title: str = "All samplers and baselines, tuned wit
     if "at_budget" in result:
         text += [
             f"Best within {result['budget_gmacs']:.1f} GMACs (six uniform frames), N or setting chosen on dev; mean "
-            "± standard deviation over seeds:",
+            "± standard deviation over seeds, without it one seed:",
             within_budget(result),
             *beside_the_table(result),
             "N of ten:",
