@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -484,6 +487,19 @@ class TestFiles:
             (item,) = read_manifest(out / "manifest.csv").items
             names.add(item.path)
         assert len(names) == 4
+
+    def test_half_written_lists_of_dead_runs_are_removed(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        options = {"to": "mp4", "preset": None, "recipe": MOVIE, "counts": {"train": 1}}
+        so.make_reels(pictures, tmp_path, **options)
+        made = sorted(path.name for path in tmp_path.iterdir())
+        for name in ("reels.{}.part.json", "manifest.{}.part.csv", "segments.{}.part.jsonl"):
+            (tmp_path / f".{name.format(dead.pid)}").touch()
+        of_another = tmp_path / f".manifest.{os.getppid()}.part.csv"
+        of_another.touch()
+        so.make_reels(pictures, tmp_path, **options)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*made, of_another.name])
 
     def test_what_cannot_be_written(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
         reels = plan_from(pictures, MOVIE, count=1, seed=0)

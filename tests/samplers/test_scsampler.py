@@ -163,9 +163,11 @@ class TestRecipe:
             name for name in SETTINGS if name not in _OPTIONAL or name == "answer"
         )
 
-    def test_differs_from_the_default_in_the_loss_alone(self) -> None:
+    def test_differs_from_the_default_in_the_loss_and_in_what_helps_few_clips(self) -> None:
         actual, default = recipe().to_dict(), read_recipe("default").to_dict()
         differing = {name for name in actual if actual[name] != default.get(name)}
         loss = {"loss", "prediction", "target", "target_space", "margin", "weighted", "lam", "distill", "calibrate"}
         assert actual["name"] == "scsampler-rank"
-        assert differing <= loss | {"name", "class_head", "scoring", "temperature", "guidance", "tau", "answer"}
+        others = {"name", "class_head", "scoring", "temperature", "guidance", "tau", "answer"}
+        assert differing <= loss | others | {"dropout"}
+        assert set(default) - set(actual) == {"freeze"}

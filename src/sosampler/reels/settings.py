@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import begin, differences, read_settings
+from sosampler._util.files import begin, differences, read_settings, remove_leftovers
 from sosampler.errors import InvalidArgument
 
 REELS_FILE = "reels.json"
@@ -22,6 +22,9 @@ def begin_files(folder: Path, settings: dict[str, Any]) -> None:
         begin(file, settings)
     else:
         check_same_reels(folder, saved, settings)
+    # What a killed run left of its lists, as .manifest.123.part.csv
+    parts = [part.name[1:].rsplit(".", 3) for part in folder.glob(".*.part.*")]
+    remove_leftovers(*(folder / f"{name}.{ending}" for name, *_, ending in parts), only_of_dead=True)
 
 
 def check_same_reels(path: Path, saved: Any, given: dict[str, Any]) -> None:
