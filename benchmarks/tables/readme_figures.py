@@ -107,7 +107,7 @@ def brings(files: Files) -> str:
         if name.startswith("**"):
             values = [f"**{value}**" if value else "" for value in values]
         lines.append(f"| {name} | {' | '.join(values)} |")
-    two, everything = at["sosampler", FRAMES[1]], at["all", ALL]
+    two, first, everything = at["sosampler", FRAMES[1]], at["first", FRAMES[1]], at["all", ALL]
     lines += [
         "",
         " ".join(
@@ -117,8 +117,10 @@ def brings(files: Files) -> str:
                 *_own_answer(result),
             ]
         ),
-        f"{of_first_recipe(_beside_learned_methods(earlier))} They have the other classifier. {FIRST_RECIPE} is what "
-        "`default` was before it was [chosen anew](docs/results/streams.md#one-recipe-for-both-kinds).",
+        f"{of_first_recipe(_beside_learned_methods(earlier))} They have the other classifier; with that of the table "
+        f"{FIRST_RECIPE}, which is what `default` was before it was [chosen anew]"
+        f"(docs/results/streams.md#one-recipe-for-both-kinds), has {_percent(first['top1'])} % with {FRAMES[1]} frames, "
+        f"{_seeds(first['seeds'])}.",
         _general(files["general_sampler"]),
     ]
     return "\n".join(lines) + "\n"
