@@ -119,8 +119,8 @@ def brings(files: Files) -> str:
         ),
         f"{of_first_recipe(_beside_learned_methods(earlier))} They have the other classifier; with that of the table "
         f"{FIRST_RECIPE}, which is what `default` was before it was [chosen anew]"
-        f"(docs/results/streams.md#one-recipe-for-both-kinds), has {_percent(first['top1'])} % with {FRAMES[1]} frames, "
-        f"{_seeds(first['seeds'])}.",
+        f"(docs/results/streams.md#one-recipe-for-both-kinds), has {_percent(first['top1'])} % with {FRAMES[1]} "
+        f"frames, {_seeds(first['seeds'])}.",
         _general(files["general_sampler"]),
     ]
     return "\n".join(lines) + "\n"
