@@ -180,9 +180,10 @@ def _beside_learned_methods(result: Result, which: str = "learned methods", besi
         f"{LEARNED[line['policy']]} ({_percent(line['top1'])} % at {cost(line, result)} GMACs)"
         for line in (first, second)
     ]
+    seeds = _seeds(min(first["seeds"], second["seeds"]))
     return (
         f"Of {len(lines)} {which}, with {result['trials_each']} trials each on dev{beside}, the best within "
-        f"{result['budget_gmacs']:.1f} GMACs are {names[0]} and {names[1]}; {_seeds(len(result['seeds']))}."
+        f"{result['budget_gmacs']:.1f} GMACs are {names[0]} and {names[1]}; {seeds}."
     )
 
 

@@ -121,7 +121,7 @@ def sections(
         *_by_class(result),
         *_other_banks(result),
         *([] if files is None else _from_files(files)),
-        *([] if systems is None else _systems(systems, recipes)),
+        *([] if systems is None else _systems(systems, recipes, best(result))),
         *([] if recipes is None else _recipes(recipes)),
         *([] if both is None else _both_kinds(both)),
         *_classifiers(result, recipes),
@@ -269,8 +269,17 @@ def with_own_network(systems: Result) -> list[str]:
     return [_OTHERS[name] for name, chosen in settings.items() if chosen.get("light") == TRAINED]
 
 
-def _systems(systems: Result, recipes: Result | None) -> list[str]:
+def _systems(systems: Result, recipes: Result | None, own: Line) -> list[str]:
     found, text = systems_table.sections(systems, "Other learned methods"), []
+    ahead = [line for line in systems.get("at_budget", ()) if line["policy"] in _OTHERS and line[METRIC] > own[METRIC]]
+    if ahead:
+        text += [
+            f"Ahead of {TITLES[OWN]} ({percent(own, METRIC)} % at {number(own['gmacs'])} GMACs) are "
+            + " and ".join(
+                f"{_OTHERS[line['policy']]} ({percent(line, METRIC)} % at {number(line['gmacs'])})" for line in ahead
+            )
+            + "."
+        ]
     if recipes is not None:
         trials = len(recipes["dev_trials"])
         text += [f"{TITLES[OWN]}, which is not among them, had {trials} trials on the same dev streams."]

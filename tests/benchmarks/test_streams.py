@@ -177,6 +177,12 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     trials = {name: {"dev": 0.4, **trial} for name, trial in trials.items()}
     systems = {"table": [{"policy": "liteeval@0.5"}], "chosen": chosen, "trials": trials} | _systems()
     assert tables.with_own_network(systems) == ["LiteEval"]
+    # Only what is better than the own recipe at the N of dev, which has 42.0
+    measured = {**systems, "budget_gmacs": 12.0, "table": []}
+    page = tables._systems({**measured, "at_budget": _at_budget(0.43)}, None, tables.best(result))
+    assert "Ahead of SOSampler+ (42.0 ± 1.0 % at 3.9 GMACs) are LiteEval (43.0 % at 11.8)." in "\n".join(page)
+    page = tables._systems({**measured, "at_budget": _at_budget(0.42)}, None, tables.best(result))
+    assert "Ahead of" not in "\n".join(page)
     text = "\n".join(tables.sections(result, None, systems, files))
     assert "LiteEval" not in text.split("Not measured on streams: ")[1].split("\n")[0]
     assert "the time from a long file to its label" not in text
@@ -203,6 +209,11 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     assert "| **SOSampler+** | 5.0 |  |\n| SOSampler+, mean over frames |  | 20.0 |" in text
     assert "| keyframes 32, chosen 4 | 11 | 30.0 (20.0 to 40.0) | +10.0 (+5.0 to +15.0) | 1.50 |" in text
     assert "| uniform 8 | 15.7 | 20.0 (15.0 to 25.0) |  | 1.50 |" in text
+
+
+def _at_budget(value: float) -> list[dict[str, object]]:
+    more = {"dev": 0.4, "dev_gmacs": 11.8, "frames_decoded": 10}
+    return [_line(name, 6, value, **more) for name in ("liteeval", "uniform")]
 
 
 def _systems() -> dict[str, object]:
