@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.accuracy.samplers import classifier_pictures, tuning_pictures
 from benchmarks.accuracy.streams import MOBILENET, RESNET, teach
-from benchmarks.accuracy.systems_trials import FIRST_RECIPE
+from benchmarks.accuracy.systems_trials import FIRST_SETTINGS
 from benchmarks.common import Results, device, fast_precision
 
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
     "default, freeze 0.5": {"freeze": 0.5},
     "default, freeze 0": {"freeze": 0.0},
-    "the first recipe": FIRST_RECIPE,
+    "the first recipe": FIRST_SETTINGS,
 }
 KINDS = ("reels", "streams")
 NUM_FRAMES = (1, 2, 3, 6)

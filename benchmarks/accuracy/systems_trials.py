@@ -31,8 +31,14 @@ SELECTORS = (
 TRAINED = "sosampler"  # light features of the sampler that the first trial of this method trains, or its seed
 
 FIRST = "first"  # what the recipe `default` was before; measured only where it is named
-FIRST_RECIPE: Settings = {"freeze": 0.0, "dropout": 0.0, "lam": 0.9, "guidance": "logits"}
-FIRST_RECIPE |= {"distill": 1.0, "calibrate": 1.0}
+FIRST_SETTINGS: Settings = {
+    "freeze": 0.0,
+    "dropout": 0.0,
+    "lam": 0.9,
+    "guidance": "logits",
+    "distill": 1.0,
+    "calibrate": 1.0,
+}
 
 # Arguments of `so.train`, the method's own recipe first. `--trials` takes so many from the front, of every method.
 TRIALS: dict[str, tuple[Settings, ...]] = {
@@ -44,7 +50,7 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"temperature": 2.0},
         {"lr": 3e-3},
     ),
-    FIRST: (FIRST_RECIPE,),
+    FIRST: (FIRST_SETTINGS,),
     # Both papers start from a sampler's network that was trained on the labels.
     "paper": (
         {"recipe": "paper"},
@@ -174,11 +180,8 @@ FEW_CLIPS: dict[str, tuple[Settings, ...]] = {
     "adaframe": ({}, {"light": TRAINED}),
     "listen-to-look": ({}, {"light": TRAINED}),
 }
-SAMPLERS = {
-    FIRST: "sosampler",
-    "paper": "sosampler",
-    "authors": "sosampler",
-}  # methods that are recipes of another sampler
+# Methods that are recipes of another sampler
+SAMPLERS = {FIRST: "sosampler", "paper": "sosampler", "authors": "sosampler"}
 # Train on pictures and then choose N frames
 PICTURES = ("sosampler", FIRST, "paper", "authors", "ocsampler", "scsampler")
 # Systems that run networks on pictures or patches in training; those that are left read features

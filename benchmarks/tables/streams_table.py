@@ -336,7 +336,10 @@ def _both_kinds(both: Result) -> list[str]:
     return [
         "## One recipe for both kinds",
         f"Top-1 in % on {shown_videos}, one seed, {both['epochs']} epochs each, reels with a classifier of their own. "
-        "The first recipe is what `default` was before; it was chosen on reels alone. Test was not used.",
+        "The first recipe is what `default` was before; it was chosen on reels alone. Test was not used."
+        + (
+            "" if "streams" in both else " For dev streams there are trials of an earlier run, at the end of this page."
+        ),
         markdown(["", *(f"{kind}, N={count}" for kind in kinds for count in counts)], rows),
     ]
 
