@@ -82,7 +82,7 @@ BANKS = {
 TRIMMED = "trimmed"
 OWN = "default"
 RECIPES = (OWN, "authors", "paper")
-ANSWERS = ("mean", "weighted", "fused", "answer")  # the last one is the sampler's own, without the classifier
+ANSWERS = ("mean", "weighted", "fused", "probed", "answer")  # the last one is the sampler's own, without the classifier
 TOLERANCES = (0.0, 0.0025, 0.01, 0.02, 0.05)  # of num_frames="auto"
 LONG_NUM_FRAMES, LONG_ORACLES = [1, 2, 4, 8, 16], ("class-frames", "semi-optimal")
 BOOTSTRAP = 500
@@ -297,9 +297,9 @@ def train_samplers(arguments: argparse.Namespace, results: Results) -> None:
 
 
 def teach(bank: Path, classifier: Any) -> None:
-    """Run the classifier on the frames that have no outputs yet."""
+    """Run the classifier on the frames that have no outputs or features yet."""
     classifier.precision = fast_precision()
-    so.add_teacher(bank, classifier)
+    so.add_teacher(bank, classifier, probe_features=True)
 
 
 def sampler_folder(arguments: argparse.Namespace, recipe: str, seed: int) -> Path:
@@ -379,7 +379,9 @@ def measured(
 ) -> so.Evaluation:
     """All policies on one split of a bank."""
     begin = time.perf_counter()
-    if classifier.fingerprint() not in so.Bank(arguments.work / bank).teachers:  # or they came from another machine
+    opened = so.Bank(arguments.work / bank)
+    known = opened.teachers  # they may have come from another machine
+    if classifier.fingerprint() not in known or opened.features_of_teacher(opened.teacher(classifier)) is None:
         teach(arguments.work / bank, classifier)
     result = so.evaluate(
         arguments.work / bank,

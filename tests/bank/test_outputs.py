@@ -24,9 +24,11 @@ from sosampler import create_classifier, save_classifier, wrap_classifier
 from sosampler._util.progress import Progress
 from sosampler.bank import decode as frame_decoding
 from sosampler.bank.bank import Bank
+from sosampler.bank.format import TEACHER
 from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
-from sosampler.bank.prepare import add_features
+from sosampler.bank.prepare import add_features, add_teacher
+from sosampler.cli.main import app as commands
 from sosampler.cli.prepare import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
 from sosampler.samplers.sosampler import SOSampler
@@ -512,6 +514,43 @@ def test_several_networks_broken_off(bank: Bank, tmp_path: Path) -> None:
         file.unlink()
     add_features(bank, networks)
     assert contents(bank.path) == contents(other.path)
+
+
+# ---- outputs and features of one classifier, from the same pass
+
+
+def test_one_pass_gives_outputs_and_features(bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of both are those of two passes, also where a run was broken off after either."""
+    network = create_classifier("timm:test_resnet", num_classes=3, input_size=32)
+    other, third = (Bank(shutil.copytree(bank.path, tmp_path / name)) for name in ("other", "third"))
+    add_features(add_teacher(other, network, batch=4), network, batch=4)
+    passes: list[int] = []
+    network.net.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    add_teacher(third, network, batch=4)
+    without, passes[:] = len(passes), []
+    add_teacher(bank, network, probe_features=True, batch=4)
+    # One more to learn their width, before the first frame
+    assert len(passes) == without + 1
+    assert contents(bank.path) == contents(other.path)
+    assert bank.features_of_teacher(bank.teacher()).name == network.fingerprint()
+    for folder in (bank.folder.features(network.fingerprint()), bank.folder.output(TEACHER, network.fingerprint())):
+        for file in folder.path.glob("00001.*"):
+            file.unlink()
+        add_teacher(bank, network, probe_features=True, batch=4)
+        assert contents(bank.path) == contents(other.path)
+    assert add_teacher(third, network, batch=4).features_of_teacher(third.teacher()) is None
+
+
+def test_the_command_prepares_both(tmp_path: Path) -> None:
+    manifest = make_videos(tmp_path) / "m.csv"
+    save_classifier(create_classifier("timm:test_resnet", class_names=["x", "y"], input_size=32), tmp_path / "mine")
+    given = ["-c", str(tmp_path / "mine"), "-t", "4", "--out", str(tmp_path / "bank"), "--workers", "0"]
+    done = CliRunner().invoke(commands, ["prepare", str(manifest), *given, "--probe-features"])
+    assert done.exit_code == 1, done.output  # some videos are broken
+    made_bank = Bank(tmp_path / "bank")
+    found = made_bank.features_of_teacher(made_bank.teacher())
+    assert found is not None
+    assert found[0].shape[0] == 4
 
 
 def test_several_networks_that_cannot_be_told_apart(bank: Bank) -> None:

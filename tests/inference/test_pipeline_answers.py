@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import sosampler as so
 from sosampler.bank.from_arrays import FrameEntry, write_frames
+from sosampler.classifiers.base import Penultimate
 from sosampler.cli.main import app
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
@@ -34,9 +36,11 @@ SETTINGS: dict[str, Any] = {
     "default": "fused",
     "weighted": {"power": 1.5, "scale": 0.8},
     "fused": {"power": 1.2, "strength": 1.1, "classifier": 0.6, "sampler": 0.5},
+    "probed": {"power": 1.2, "strength": 1.1, "classifier": 0.6, "sampler": 0.5, "probe": 0.9, "relevance": 0.7},
     "sure": [[0.0, 0.95], [0.02, 0.6]],
+    "sure_probed": [[0.0, 0.97], [0.02, 0.7]],
 }
-ANSWERS = ("mean", "weighted", "fused")
+ANSWERS = ("mean", "weighted", "fused", "probed")
 
 
 class World:
@@ -51,7 +55,6 @@ class World:
             class_names=CLASSES,
             scoring=BELIEF,
             calibration=(0.9, 0.3),
-            answer=SETTINGS,
         )
         self.classifier = so.create_classifier("timm:test_resnet", class_names=CLASSES, input_size=32)
         rng = np.random.default_rng(0)
@@ -67,9 +70,16 @@ class World:
             self.sampler.class_head.weight.mul_(60)
             self.sampler.importance_head.weight.mul_(60)
         self.classifier.fresh_head = False
+        width = self.classifier.net.num_features
+        self.probe = (
+            torch.randn(4, width, generator=torch.Generator().manual_seed(3)),
+            torch.tensor([0.2, 0, -0.2, 0.1]),
+        )
+        self.sampler.set_probe(*self.probe, self.classifier.fingerprint())
+        self.sampler.answer = SETTINGS
         so.save_classifier(self.classifier, folder / "classifier")
         self.sampler.freeze().save_pretrained(folder / "sampler")
-        self.bank = so.add_teacher(bank, self.classifier)
+        self.bank = so.add_features(so.add_teacher(bank, self.classifier), self.classifier, precision="float32")
         self.folder, self.videos = folder, []
         for number in range(len(self.bank)):
             images = folder / "videos" / f"v{number}"
@@ -94,6 +104,11 @@ class World:
             return chosen, self.classifier.clip_probs(frames[:, chosen]).numpy()[0]
         evidence = LearnedPolicy(self.sampler).evidence_of(output.scores, output.class_logits, np.ones_like(seen))
         logits = log_answers(probs, multi_label=False)
+        if answer == "probed":
+            penultimate = Penultimate(self.classifier)
+            with penultimate.watching():
+                features = penultimate(frames[0])
+            logits = np.concatenate([logits, (features @ self.probe[0].T + self.probe[1]).numpy()[None]], axis=2)
         return chosen, combine(answer, SETTINGS[answer], evidence, logits, seen)[0]
 
 
@@ -167,14 +182,17 @@ def test_the_sampler_says_which_answer(world: World) -> None:
     assert (rows[0]["answer"], rows[0]["ece"]) == ("weighted", weighted.rows[0].ece)
 
 
-def test_one_frame_after_another(world: World) -> None:
+@pytest.mark.parametrize(
+    ("answer", "cases"),
+    [
+        ("fused", [({"auto_sure": 0.8}, 0.8), ({}, 0.95), ({"auto_tolerance": 0.05}, 0.6), ({"auto_min": 2}, 0.95)]),
+        ("probed", [({"auto_sure": 0.8}, 0.8), ({"auto_tolerance": 0.05}, 0.7), ({}, 0.97)]),
+    ],
+)
+def test_one_frame_after_another(world: World, answer: str, cases: list[tuple[dict[str, Any], float]]) -> None:
     """Stops where the belief from scratch is sure first; evaluate counts the same frames and answers alike."""
-    for options, sure in (
-        ({"auto_sure": 0.8}, 0.8),
-        ({}, 0.95),
-        ({"auto_tolerance": 0.05}, 0.6),
-        ({"auto_min": 2}, 0.95),
-    ):
+    for given, sure in cases:
+        options = {**given, "answer": answer}
         least = options.get("auto_min", 1)
         pipe = world.pipeline(num_frames="auto", **options)
         found = pipe(world.videos)
@@ -194,11 +212,11 @@ def test_one_frame_after_another(world: World) -> None:
         counts = []
         for number, prediction in enumerate(found):
             most = len(world.bank[number])
-            steps = [world.by_hand(number, "fused", count)[1] for count in range(1, most + 1)]
+            steps = [world.by_hand(number, answer, count)[1] for count in range(1, most + 1)]
             count = next((k for k in range(least, most + 1) if steps[k - 1].max() >= sure), most)
             counts.append(count)
             assert prediction.selection.num_frames == count
-            assert prediction.selection.frame_indices.tolist() == world.by_hand(number, "fused", count)[0]
+            assert prediction.selection.frame_indices.tolist() == world.by_hand(number, answer, count)[0]
             np.testing.assert_allclose(prediction.probabilities, steps[count - 1], atol=1e-4)
             settings = prediction.selection.asked
             assert settings["sure"] == sure
@@ -210,7 +228,8 @@ def test_one_frame_after_another(world: World) -> None:
         assert row.frames_classified == pytest.approx(np.mean(counts))
         assert row.classifier_gmacs == pytest.approx(np.mean([world.classifier.gmacs(count) for count in counts]))
     assert len(set(counts)) > 1
-    assert pipe.identity() != world.pipeline(num_frames="auto").identity()
+    identities = [world.pipeline(num_frames="auto", **{**given, "answer": answer}).identity() for given, _ in cases]
+    assert all(one != other for place, one in enumerate(identities) for other in identities[:place])
     auto = so.Auto(max=4, sure=0.8)
     assert max(found.selection.num_frames for found in world.pipeline(num_frames=auto)(world.videos)) <= 4
 
@@ -225,6 +244,42 @@ def test_the_engine_by_frames(world: World) -> None:
     torch.testing.assert_close(mean, whole.probabilities, atol=1e-4, rtol=1e-4)
     output = world.sampler.look(frames.movedim(-1, -3))
     torch.testing.assert_close(single.class_logits, output.class_logits, atol=1e-3, rtol=1e-3)
+
+
+def test_a_probe_needs_its_classifier(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where its features are not to be had, "probed" that was asked for is refused, and as a default gives way."""
+    world_answers = {**SETTINGS, "default": "probed"}
+    sampler = copy.deepcopy(world.sampler)
+    sampler.answer = world_answers
+    assert Pipeline(sampler, world.classifier, num_frames=2).answer == "probed"
+    other = copy.deepcopy(world.classifier)
+    with torch.no_grad():
+        next(other.net.parameters()).mul_(1.1)
+    for options, text in (
+        ({"classifier": other}, "its probe reads features of the classifier"),
+        ({"precision": "int8"}, "has no outputs for a probe"),
+        ({"classifier": so.create_classifier("timm:test_vit", class_names=CLASSES, input_size=32)}, "its probe reads"),
+    ):
+        given = {"classifier": world.classifier, "num_frames": 2, **options}
+        with pytest.raises(InvalidArgument, match=text):
+            Pipeline(sampler, given.pop("classifier"), answer="probed", **given)
+    assert Pipeline(sampler, other, num_frames=2).answer == "fused"
+    assert "the answer is 'fused' instead of 'probed', since its probe reads" in caplog.text
+    # A bank without features
+    options = {"num_frames": 2, "num_candidates": T, "bootstrap": 0, "device": "cpu"}
+    bare = so.add_teacher(
+        write_frames(
+            tmp_path / "bank",
+            [FrameEntry(id="v", labels=(0,), frames=np.stack(world.bank[0].frames()))],
+            classes=CLASSES,
+        ),
+        world.classifier,
+    )
+    with pytest.raises(InvalidArgument, match="has no features of the classifier; add them with `sosampler bank"):
+        evaluate(bare, {"s": sampler}, answer="probed", **options)
+    notes: list[str] = []
+    assert evaluate(bare, {"s": sampler}, say=notes.append, **options).rows[0].answer == "fused"
+    assert any("instead of 'probed'" in text for text in notes)
 
 
 def test_large_videos_are_chosen_elsewhere(world: World) -> None:
@@ -244,7 +299,7 @@ def test_what_cannot_be(world: World, caplog: pytest.LogCaptureFixture) -> None:
     assert "instead of 'fused'" in caplog.text
     with pytest.raises(InvalidArgument, match="'fused' is for trained samplers"):
         Pipeline("uniform", world.classifier, num_frames=2, answer="fused")
-    with pytest.raises(InvalidArgument, match="choose one of: mean, weighted, fused"):
+    with pytest.raises(InvalidArgument, match="choose one of: mean, weighted, fused, probed"):
         world.pipeline(answer="best")
     plain = SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32, num_classes=3)
     with pytest.raises(InvalidArgument, match="has no answer 'weighted'"):
@@ -253,7 +308,8 @@ def test_what_cannot_be(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(InvalidArgument, match=r"other classes \(3\) than the classifier \(2\)"):
         Pipeline(folder, other, num_frames=2, answer="fused")
     assert Pipeline(folder, other, num_frames=2, answer="weighted").answer == "weighted"
-    raw = SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32, num_classes=3, answer=SETTINGS)
+    unprobed = {key: value for key, value in SETTINGS.items() if "probed" not in key}
+    raw = SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32, num_classes=3, answer=unprobed)
     with pytest.raises(InvalidArgument, match="is not calibrated"):
         Pipeline(raw, world.classifier, num_frames=2, answer="weighted")
     for options, text in (

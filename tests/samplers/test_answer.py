@@ -13,7 +13,9 @@ import torch
 
 import sosampler as so
 from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.policies.base import AnswerSource
 from sosampler.policies.learned import LearnedPolicy
+from sosampler.policies.registry import with_answer
 from sosampler.samplers.answer import (
     Evidence,
     beliefs_in_order,
@@ -31,6 +33,7 @@ from tests.factories import BELIEF, EXPORT_TINY, scattered, scenes
 WEIGHTED = {"power": 1.7, "scale": 0.8}
 FUSED = {"power": 1.3, "strength": 1.9, "classifier": 0.7, "sampler": 0.4}
 MULTI = {**FUSED, "prior": 0.2}
+PROBE = {"probe": 0.8, "relevance": 0.6}
 SETTINGS = {"default": "fused", "weighted": WEIGHTED, "fused": FUSED, "sure": [[0.0, 0.99], [0.01, 0.8]]}
 
 
@@ -52,8 +55,9 @@ def weighted_by_hand(relevance: Any, logits: Any, seen: list[int], *, multi_labe
 
 
 def fused_by_hand(
-    relevance: Any, own: Any, logits: Any, seen: list[int], real: int, *, multi_label: bool
+    relevance: Any, own: Any, logits: Any, seen: list[int], real: int, *, multi_label: bool, probed: bool = False
 ) -> list[float]:
+    """`probed`: logits are those of the classifier, of the probe, and the log-odds of its relevance."""
     classes = len(own[0])
     total = [0.0] * classes
     if multi_label:
@@ -66,6 +70,10 @@ def fused_by_hand(
             FUSED["sampler"] * own[t][c] + (FUSED["classifier"] * logits[t][c] if t in seen else 0)
             for c in range(classes)
         ]
+        if probed and t in seen:
+            values = [value + PROBE["probe"] * logits[t][classes + c] for c, value in enumerate(values)]
+            odds = r / (1 - r) * math.exp(PROBE["relevance"] * logits[t][-1])
+            r = odds / (1 + odds)
         for c in range(classes):
             if multi_label:
                 p, prior = logistic(values[c]), MULTI["prior"]
@@ -116,6 +124,39 @@ def test_both_answers_equal_loops(count: int, multi_label: bool) -> None:
         np.testing.assert_allclose(fused[video], expected, rtol=1e-9, atol=1e-12)
     if not multi_label:
         np.testing.assert_allclose([weighted.sum(1), fused.sum(1)], 1)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 14])
+def test_probed_equals_loops(count: int, multi_label: bool) -> None:
+    evidence, logits, order = some()
+    seen = seen_of(order, evidence.real, count)
+    wide = np.concatenate([logits, 2 * np.random.default_rng(1).standard_normal((*seen.shape, 5))], axis=2)
+    plain = MULTI if multi_label else FUSED
+    settings = {**plain, **PROBE}
+    found = combine(
+        "probed", settings, evidence, np.where(seen[..., None], wide, np.nan), seen, multi_label=multi_label
+    )
+    for video, real in enumerate(evidence.real.sum(1).tolist()):
+        frames = np.flatnonzero(seen[video]).tolist()
+        given = (each[video].tolist() for each in (evidence.relevance, evidence.class_logits, wide))
+        expected = fused_by_hand(*given, frames, real, multi_label=multi_label, probed=True)
+        np.testing.assert_allclose(found[video], expected, rtol=1e-9, atol=1e-12)
+    # A probe that counts for nothing leaves the fused answer; frame by frame it is the same as from scratch.
+    nothing = {**settings, "probe": 0.0, "relevance": 0.0}
+    fused = combine("fused", plain, evidence, logits, seen, multi_label=multi_label)
+    without = combine("probed", nothing, evidence, wide, seen, multi_label=multi_label)
+    np.testing.assert_allclose(without, fused, rtol=1e-9, atol=1e-12)
+    beliefs = beliefs_in_order(settings, evidence, wide, order, multi_label=multi_label)
+    np.testing.assert_allclose(beliefs[:, count - 1], found, rtol=1e-8, atol=1e-12)
+
+
+def test_a_relevance_of_zero_or_one_stays() -> None:
+    evidence = Evidence(np.array([[1.0, 0.0]]), np.log([[[0.5, 0.5], [0.8, 0.2]]]), np.ones((1, 2), dtype=bool))
+    wide = np.array([[[0.0, 0.0, 1.0, 0.0, -3.0], [0.0, 0.0, 0.0, 5.0, 9.0]]])
+    settings = {"power": 1.0, "strength": 1.0, "classifier": 1.0, "sampler": 1.0, "probe": 1.0, "relevance": 1.0}
+    (found,) = combine("probed", settings, evidence, wide, np.ones((1, 2), dtype=bool))
+    np.testing.assert_allclose(found, softmax([1.0, 0.0]), rtol=1e-9)  # the first frame alone says something
 
 
 def test_all_frames_seen_by_hand() -> None:
@@ -190,6 +231,8 @@ def test_tolerances() -> None:
         ({"weighted": {"power": -1.0, "scale": 1.0}}, "must be a number of at least 0"),
         ({"sure": [[0.0]]}, "must hold pairs"),
         ({"sure": [[0.0, 1.2]]}, "at most 1"),
+        ({"probed": FUSED}, "must have exactly these numbers: power, strength, classifier, sampler, probe, relevance"),
+        ({"sure_probed": [[0.0, 0.0]]}, "above 0"),
         ({"more": 1}, "holds more"),
         ({"weighted": {"power": float("nan"), "scale": 1.0}}, "JSON values"),
     ],
@@ -208,6 +251,40 @@ def test_settings_that_do_not_fit() -> None:
         check_answer({"default": "mean", "fused": FUSED}, multi_label=True)
     with pytest.raises(InvalidArgument, match="between 0 and 1"):
         check_answer({"default": "mean", "fused": {**MULTI, "prior": 1.5}}, multi_label=True)
+
+
+def test_a_sampler_with_a_probe(tmp_path: Path) -> None:
+    """Is saved and loaded; without torch it answers as well as it can. A probe of strange settings is refused."""
+    sampler = scattered(seed=1, backbone=EXPORT_TINY, num_classes=3, scoring=BELIEF, calibration=(0.7, 0.1)).freeze()
+    before = sampler.fingerprint()
+    with pytest.raises(InvalidArgument, match="needs a probe"):
+        sampler.answer = {**SETTINGS, "default": "probed", "probed": {**FUSED, **PROBE}}
+    sampler.set_probe(torch.randn(4, 6), torch.randn(4), "f" * 16)
+    sampler.answer = {**SETTINGS, "default": "probed", "probed": {**FUSED, **PROBE}}
+    assert sampler.fingerprint() != before
+    sampler.save_pretrained(tmp_path / "probed")
+    export_sampler(tmp_path / "probed")
+    loaded, light = so.load_sampler(tmp_path / "probed"), OnnxSampler.from_pretrained(tmp_path / "probed")
+    assert loaded.fingerprint() == light.fingerprint() == sampler.fingerprint()
+    assert torch.equal(loaded.probe.weight, sampler.probe.weight)
+    source = AnswerSource(True, ("a", "b", "c"), False, "mine", features_of="f" * 16)
+    notes: list[str] = []
+    assert with_answer(LearnedPolicy(loaded), None, source, notes.append).answer == "probed"
+    assert not notes
+    assert with_answer(LearnedPolicy(light), None, source, notes.append).answer == "fused"
+    assert "the exported network has no probe" in notes[0]
+    with pytest.raises(InvalidArgument, match="no probe"):
+        with_answer(LearnedPolicy(light), "probed", source, notes.append)
+    for probe, text in (
+        ({"classifier": "f"}, "exactly these settings"),
+        ({"classifier": 3, "width": 6}, "must be a fingerprint"),
+        ({"classifier": "f", "width": 0}, "width"),
+        ({"classifier": "f", "width": 1 << 40}, "width"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            SOSampler(backbone=EXPORT_TINY, input_size=32, num_classes=3, probe=probe)
+    with pytest.raises(InvalidArgument, match="a probe needs a class head"):
+        SOSampler(backbone=EXPORT_TINY, input_size=32, probe={"classifier": "f", "width": 6})
 
 
 def test_folder_and_export(tmp_path: Path) -> None:

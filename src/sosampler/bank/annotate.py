@@ -43,7 +43,7 @@ from sosampler.bank.format import (
 )
 from sosampler.bank.writer import describe_classes, writing_shard
 from sosampler.baselines.patches import FrameFeatures
-from sosampler.classifiers.base import Classifier, Penultimate, check_finite, to_channels_last
+from sosampler.classifiers.base import BATCH_FRAMES, Classifier, Penultimate, check_finite, to_channels_last
 from sosampler.classifiers.factory import create_classifier
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
@@ -169,6 +169,7 @@ class TeacherAnnotator(Annotator):
             self.feature_width = None
         self.name = self.fingerprint = str(classifier.fingerprint())
         self.schema = teacher_schema(self.num_classes, self.features, self.feature_width)
+        self.inputs: TeacherInputs | None = None  # that are stored from the same passes
 
     def about(self) -> dict[str, Any]:
         preprocessing: Any = getattr(self.classifier, "preprocessing", None)
@@ -193,6 +194,8 @@ class TeacherAnnotator(Annotator):
             probs = self.classifier.frame_probs(frames, torch.from_numpy(positions)[None])[0]
             return (halved(probs.float().cpu().numpy()),)
         features = self.classifier.frame_features(frames)  # [1, F, D]
+        if self.inputs is not None:
+            self.inputs.keep(frames)
         probs = self.classifier.pool(features.unsqueeze(-2))[0]  # a clip of one for each frame
         tables: Tables = (halved(probs.float().cpu().numpy()),)
         if self.features is not None:
@@ -349,6 +352,49 @@ class FeatureAnnotator(Annotator):
     def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
         features = self._source.compute(frames[0])
         return (_as_stored(features, self._precision, self._source.name, "give precision='float32'"),)
+
+
+class TeacherInputs(FeatureAnnotator):
+    """The input of a teacher's class layer, stored as features, from the same pass as its outputs.
+
+    Where a batch did not go through the teacher just before, as for outputs that are there already, it runs itself.
+    """
+
+    def __init__(self, teacher: TeacherAnnotator, source: FeatureNetwork, *, precision: str) -> None:
+        super().__init__(source, name=None, precision=precision, batch=teacher.batch)
+        self.batch_given = teacher.batch_given
+        self._local = threading.local()
+        teacher.inputs = self
+
+    def keep(self, frames: Tensor) -> None:
+        """Keep the features of the teacher's pass over uint8 [1, F, 3, H, W] that has just ended in this thread."""
+        if frames.shape[1] <= BATCH_FRAMES:  # else there were several passes
+            self._local.last = frames, self._source.compute.recorded(frames.shape[1])  # type: ignore[attr-defined]
+
+    def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
+        kept, self._local.last = getattr(self._local, "last", None), None
+        if kept is None or kept[0] is not frames:
+            return super().run(frames, positions)
+        return (_as_stored(kept[1], self._precision, self._source.name, "give precision='float32'"),)
+
+
+@contextmanager
+def teacher_annotators(
+    classifier: Any,
+    classes: tuple[str, ...],
+    folder: BankFolder,
+    device: str | None,
+    *,
+    probe_features: bool = False,
+    **options: Any,
+) -> Iterator[list[Annotator]]:
+    """Yield what `teacher_annotator` returns; with `probe_features` also what stores the input of its class layer."""
+    teacher = teacher_annotator(classifier, classes, folder, device, **options)
+    if not probe_features:
+        yield [teacher]
+        return
+    with feature_network(teacher.classifier, None) as source:
+        yield [teacher, TeacherInputs(teacher, source, precision="float16")]
 
 
 # ---- all shards of a bank

@@ -278,6 +278,13 @@ class Bank(Sequence[BankItem]):
         """
         return Features(self, self._output_name(FEATURES, network))
 
+    def features_of_teacher(self, teacher: Teacher) -> Features | None:
+        """Return the teacher's own features before its class layer; None where they are not all there."""
+        for name, about in self.feature_sets.items():
+            if about["network"] == "classifier" and about["fingerprint"] == teacher.fingerprint:
+                return self.features(name) if self.has_all_features(name) else None
+        return None
+
     @property
     def has_audio(self) -> bool:
         """Whether the bank was prepared with sound."""

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,7 @@ def prepare(
     multi_label: bool | None = None,
     exclusive: bool | None = None,
     features: bool | str = True,
+    probe_features: bool = False,
     audio: bool = False,
     batch: int | None = None,
     device: str | None = None,
@@ -99,6 +100,8 @@ def prepare(
         classes, root, multi_label, exclusive: as in `read_manifest`.
         features: also store what a pooled classifier pools: True, False, "float32" or "float16". True takes "float32"
             where these are logits, else "float16".
+        probe_features: also store the input of the classifier's class layer, from the same pass, as `add_features`
+            does. `train` learns a probe from it, and baselines their class layers.
         audio: also store the sound around each frame, as the log-mel spectrum of one second; `Bank.audio` reads it.
             Files without sound are silent, and noted. Given for a finished bank, it adds the sound alone.
         batch: frames that go through the network at a time.
@@ -127,6 +130,7 @@ def prepare(
     folder = BankFolder(Path(out))
     if workers is not None:
         check_count("workers", workers, "MAX_THREADS", at_least=0)
+    annotation: dict[str, Any] = {"features": features, "probe_features": probe_features, "batch": batch}
     if manifest is None:
         _refuse_without_manifest(given)
         opened = Bank(folder.path)  # raises where it cannot be read
@@ -134,22 +138,22 @@ def prepare(
             raise InvalidArgument(
                 f"{folder.path}: without a manifest only a classifier can be run on the bank; give one, or a manifest"
             )
-        return add_teacher(opened, classifier, features=features, batch=batch, device=device, on_progress=on_progress)
+        return add_teacher(opened, classifier, device=device, on_progress=on_progress, **annotation)
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label, exclusive=exclusive)
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
     header, settings = header_of(manifest, given)
     segments = read_segments(manifest.root / SEGMENTS_FILE, (item.id for item in manifest.items))
-    annotators: list[Annotator] = []
+    networks: AbstractContextManager[list[Annotator]] = nullcontext([])
     if classifier is not None:
         import_torch()
-        from sosampler.bank.annotate import teacher_annotator
+        from sosampler.bank.annotate import teacher_annotators
 
-        annotators = [teacher_annotator(classifier, header.classes, folder, device, features=features, batch=batch)]
+        networks = teacher_annotators(classifier, header.classes, folder, device, **annotation)
     num_workers = default_workers(usable_cores(), settings.size) if workers is None else workers
     source = manifest
-    with writing_bank(folder), ExitStack() as stack:
+    with networks as annotators, writing_bank(folder), ExitStack() as stack:
         header = begin(folder, header, manifest.items)
         check_root(folder, manifest.root, manifest.items)
 
@@ -227,7 +231,8 @@ def decode_tasks(
 def _refuse_without_manifest(given: dict[str, Any]) -> None:
     """Refuse arguments of decoding that are not the default."""
     given["limits"] = None if given["limits"] == Limits() else given["limits"]
-    others = ("manifest", "classifier", "out", "features", "batch", "device", "workers", "on_progress")
+    of_network = ("classifier", "features", "probe_features", "batch", "device")
+    others = ("manifest", "out", *of_network, "workers", "on_progress")
     defaults = {name: parameter.default for name, parameter in inspect.signature(prepare).parameters.items()}
     stray = [name for name, value in given.items() if name not in others and value != defaults[name]]
     if stray:
@@ -256,6 +261,7 @@ def add_teacher(
     classifier: Any,
     *,
     features: bool | str = True,
+    probe_features: bool = False,
     batch: int | None = None,
     device: str | None = None,
     on_progress: OnProgress | None = None,
@@ -263,10 +269,11 @@ def add_teacher(
     """Run a classifier on the frames of a finished bank; `prepare` documents the arguments."""
     opened = _opened(bank)
     import_torch()
-    from sosampler.bank.annotate import teacher_annotator
+    from sosampler.bank.annotate import teacher_annotators
 
-    annotator = teacher_annotator(classifier, opened.classes, opened.folder, device, features=features, batch=batch)
-    return _annotate_bank(opened.folder, [annotator], on_progress)
+    given: dict[str, Any] = {"features": features, "probe_features": probe_features, "batch": batch}
+    with teacher_annotators(classifier, opened.classes, opened.folder, device, **given) as annotators:
+        return _annotate_bank(opened.folder, annotators, on_progress)
 
 
 def add_features(

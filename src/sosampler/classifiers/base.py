@@ -226,6 +226,10 @@ class Classifier(nn.Module):
     def probabilities(self, scores: Tensor) -> Tensor:
         """Turn the network's scores [..., C] into probabilities [..., C]."""
         check_finite(scores.reshape(-1, scores.shape[-1]), self.name)
+        return self.activate(scores)
+
+    def activate(self, scores: Tensor) -> Tensor:
+        """Turn scores [..., C] into probabilities without a check, which would wait for the device."""
         return activate(scores, self.activation)
 
     @property
@@ -349,17 +353,22 @@ class Penultimate:
         self._local.features = None
         with autocast(classifier.device, classifier.precision):
             classifier(clips)
-        features, self._local.features = self._local.features, None
+        return self.recorded(len(clips))
+
+    def recorded(self, count: int) -> Tensor:
+        """Return the features [F, D] of the last pass of the classifier in this thread, over `count` frames."""
+        classifier = self.classifier
+        features, self._local.features = getattr(self._local, "features", None), None
         if features is None:
             raise ClassifierError(f"{classifier.name} does not use its class layer; give a network that does")
-        if features.ndim < 2 or features.shape[0] != len(clips):
+        if features.ndim < 2 or features.shape[0] != count:
             raise ClassifierError(
-                f"{classifier.name}: the input of its class layer has shape {list(features.shape)} for {len(clips)} "
+                f"{classifier.name}: the input of its class layer has shape {list(features.shape)} for {count} "
                 "frames but must have one row per frame; give another network"
             )
         # Linear: [F, ..., D]; convolutions: [F, D, ...]. Average over any remaining time and space.
         rows = features.float() if hasattr(self._layer, "out_features") else features.float().movedim(1, -1)
-        return check_finite(rows.reshape(len(clips), -1, rows.shape[-1]).mean(1).cpu(), classifier.name)
+        return check_finite(rows.reshape(count, -1, rows.shape[-1]).mean(1).cpu(), classifier.name)
 
 
 def class_layer(classifier: Any) -> nn.Module:

@@ -27,9 +27,9 @@ def evaluate_command(
             "oracles semi-optimal, semi-optimal-max, attainable, class-frames, optimal; folders of samplers, also as "
             "NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a folder or a policy with scores avoids redundant frames;"
             " +aks, +its or +nms spreads the choice in time; FOLDER+answer is the sampler's own answer, without the "
-            "classifier; FOLDER+mean, FOLDER+weighted and FOLDER+fused are rows with these answers. Folders of "
-            "baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  [default: "
-            "uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
+            "classifier; FOLDER+mean, FOLDER+weighted, FOLDER+fused and FOLDER+probed are rows with these "
+            "answers. Folders of baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its "
+            "values.  [default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
         ),
     ] = None,
     policy: Annotated[list[str] | None, Option("--policy", "-p", help="One policy; may be repeated.")] = None,

@@ -74,14 +74,15 @@ AutoTolerance = Annotated[
 AutoSure = Annotated[
     float | None,
     Option(
-        help="With -n auto and --answer fused: ask for frames until the most probable class has this probability.  "
+        help="With -n auto and --answer fused or probed: ask for frames until the most probable class has this "
+        "probability.  "
         "[default: what loses at most --auto-tolerance on dev]"
     ),
 ]
 Answer = Annotated[
     str | None,
     Option(
-        help="What is made of the classifier's answers for the chosen frames: mean, weighted or fused.  "
+        help="What is made of the classifier's answers for the chosen frames: mean, weighted, fused or probed.  "
         "[default: the best on dev in the sampler's training]"
     ),
 ]

@@ -51,6 +51,10 @@ def prepare_command(
     root: Annotated[Path | None, Option(help="Where relative paths of the manifest start.")] = None,
     exclusive: shared.Exclusive = None,
     features: Annotated[bool, Option(help="Also store the features that a pooled classifier averages.")] = True,
+    probe_features: Annotated[
+        bool,
+        Option("--probe-features", help="Also store the input of its class layer, from which train learns a probe."),
+    ] = False,
     audio: Annotated[
         bool, Option("--audio", help="Also store the sound around each frame, also of a bank that is there.")
     ] = False,
@@ -84,6 +88,11 @@ def prepare_command(
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
         from sosampler.integrations.ray.cluster import RaySettings
 
+        if probe_features:
+            raise InvalidArgument(
+                "--probe-features is for --engine local; add them later: sosampler bank add-features BANK --features "
+                "classifier=FOLDER"
+            )
         network = None if classifier is None else Teacher(classifier, settings, **annotation)
         cluster = RaySettings(address, decoders=workers)
         with shared.show_progress("preparing") as on_progress:
@@ -96,6 +105,7 @@ def prepare_command(
 
         loaded = None if classifier is None else create_classifier(classifier, device=device, **settings)
         with shared.show_progress("preparing") as on_progress:
+            annotation["probe_features"] = probe_features
             bank = prepare(manifest, loaded, out, workers=workers, on_progress=on_progress, **annotation, **arguments)
     failures = bank.failures
     info = bank_info(out)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop
 
-from sosampler.classifiers.base import activate, to_channels_last
+from sosampler.classifiers.base import to_channels_last
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.engine.fuse import fuse_network, replace_max_pools
@@ -97,7 +97,7 @@ class TorchClassifier(_FastNetwork):
             # Logits are averaged in float32; a layer after the pool has the network's own precision.
             features = features.float() if self._pooled.pooling == "mean" else features
             parts.append(self._pooled.pool_logits(features).float())
-        return activate(parts[0] if len(parts) == 1 else torch.cat(parts), self._pooled.activation)
+        return self._pooled.activate(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 class RuntimeClassifier:
@@ -115,7 +115,7 @@ class RuntimeClassifier:
     def __call__(self, frames: Tensor) -> Tensor:
         flat = frames.flatten(0, 1)
         features = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(RUNTIME_FRAMES)])
-        return activate(self._pooled.pool_logits(features.unflatten(0, frames.shape[:2])), self._pooled.activation)
+        return self._pooled.activate(self._pooled.pool_logits(features.unflatten(0, frames.shape[:2])))
 
 
 def float_copy(net: nn.Module) -> nn.Module:

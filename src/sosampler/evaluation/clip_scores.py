@@ -23,7 +23,7 @@ from torch import Tensor
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.bank.annotate import views_of
 from sosampler.bank.bank import Bank
-from sosampler.bank.outputs import Teacher
+from sosampler.bank.outputs import Features, Teacher
 from sosampler.classifiers.base import activate
 from sosampler.errors import InvalidArgument
 from sosampler.policies.optimal import (
@@ -66,6 +66,8 @@ class TeacherBatch:
     features: Tensor | None = None  # float32 [B, T, D], what a pooled classifier joins
     chunk: FrameChunk | None = None  # for classifiers that must see the frames of each clip
     shows_class: NDArray[np.bool_] | None = None  # [B, T], where the bank knows it; means nothing for padding
+    # Of the classifier, before its class layer, and the position in the bank of each video of the split; for probes
+    class_inputs: tuple[Features, Sequence[int]] | None = None
     search: OptimalChoice | None = None  # of the last `optimal`
 
     def __len__(self) -> int:
@@ -122,6 +124,13 @@ class TeacherBatch:
         """Return what the teacher pools, or else its probabilities, [B, T, D]."""
         return np.asarray((self.frame_probs if self.features is None else self.features).cpu())
 
+    def probed_features(self) -> NDArray[np.floating[Any]]:
+        """Return the classifier's features before its class layer, [B, T, D]."""
+        assert self.class_inputs is not None, "checked by `answer_refusal`"
+        features, positions = self.class_inputs
+        videos = zip(self.indices.tolist(), self.slots, strict=True)
+        return np.stack([features[positions[index]][row] for index, row in videos])
+
     def optimal(self, num_frames: int) -> Indices:
         """Return the positions [B, N] of the clip that is most confident in the labels."""
         self.search = self.clips.optimal(self, num_frames)
@@ -152,6 +161,7 @@ class Videos:
     beam_width: int
 
     shows_class: Sequence[NDArray[np.bool_]] | None = None  # of the stored frames of each video, where it is needed
+    class_inputs: Features | None = None  # where the bank has them
 
     def __post_init__(self) -> None:
         self.lengths = np.array([len(self.teacher[position].frame_probs) for position in self.positions])
@@ -196,6 +206,7 @@ class Videos:
                 shows_class=None
                 if self.shows_class is None
                 else np.stack([self.shows_class[i][row] for i, row in zip(indices.tolist(), slots, strict=True)]),
+                class_inputs=None if self.class_inputs is None else (self.class_inputs, self.positions),
             )
         return batches
 

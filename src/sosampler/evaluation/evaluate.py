@@ -60,7 +60,7 @@ from sosampler.policies.base import AnswerSource, Batch, Policy, choose, count_f
 from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer, with_answer
 from sosampler.samplers.answer import frames_to_ask
 from sosampler.samplers.recipe import title_of
-from sosampler.samplers.registry import FUSED, MEAN, WEIGHTED
+from sosampler.samplers.registry import MEAN
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
@@ -112,9 +112,9 @@ def evaluate(
             same ways; "FOLDER@VALUE" sets the threshold of a baseline, "FOLDER@all" gives a row for each of its
             values, "FOLDER@uniform" (or "FOLDER@uniform@N") rows of its own layers on N evenly spread frames instead of
             its search. What `train` returns stands for the sampler or the baseline in it. "FOLDER+answer" is the answer
-            of the sampler's own class head, without the classifier; "FOLDER+mean", "FOLDER+weighted" and "FOLDER+fused"
-            say how the classifier's answers for the chosen frames become one. "class-frames" is for banks that know
-            which frames show the class, as those of reels do.
+            of the sampler's own class head, without the classifier; "FOLDER+mean", "FOLDER+weighted", "FOLDER+fused"
+            and "FOLDER+probed" say how the classifier's answers for the chosen frames become one. "class-frames" is for
+            banks that know which frames show the class, as those of reels do.
         num_frames, num_candidates: N and T; all combinations of what is given. A baseline decides how many frames it
             needs, so it has one row for each T. "auto" or an `Auto` among the N gives each sampler rows NAME+auto, for
             which it decides on N video by video.
@@ -133,9 +133,10 @@ def evaluate(
         beam_width: of the search for the optimal policy of classifiers that must be run on every clip.
         auto_min, auto_max, auto_tolerance: of num_frames="auto", as in `select`; several tolerances give a row each,
             NAME+auto@TOLERANCE.
-        auto_sure: of num_frames="auto" with answer "fused": the belief at which no further frame is asked for.
-        answer: "mean", "weighted" or "fused", of all samplers whose name does not say it; None takes the one that was
-            best on dev in each sampler's training, where the classifier has answers for single frames.
+        auto_sure: of num_frames="auto" with answer "fused" or "probed": the belief at which no further frame is asked
+            for.
+        answer: "mean", "weighted", "fused" or "probed", of all samplers whose name does not say it; None takes the one
+            that was best on dev in each sampler's training, where the classifier has answers for single frames.
         on_progress: called after each video whose frames were read; default: a progress bar.
         say: called with each note about the numbers; all are in `notes`.
 
@@ -177,10 +178,19 @@ def evaluate(
     positions = _labelled(part, note)
     labels = multi_hot([part.rows[position].item.labels for position in positions], len(part.classes))
     videos = Videos(teacher, positions, labels, where, clips, beam_width)
+    videos.class_inputs = part.features_of_teacher(teacher)
     _check_lengths(videos, [count for _, count in all_pairs], note)
     chosen_policies, baselines = Resolver(device, where, precision).resolve(policies)
     _check_policies(chosen_policies, part, teacher, note)
-    source = AnswerSource(not clips.needs_frames, part.classes, teacher.multi_label, str(teacher.about["name"]))
+    source = AnswerSource(
+        not clips.needs_frames,
+        part.classes,
+        teacher.multi_label,
+        str(teacher.about["name"]),
+        features_of="" if videos.class_inputs is None else teacher.fingerprint,
+        no_features=f"{part.path} has no features of the classifier; add them with "
+        f"`sosampler bank add-features {part.path} --features classifier=FOLDER`",
+    )
     chosen_policies = [with_answer(policy, answer, source, note) for policy in chosen_policies]
     if any(isinstance(_scorer(policy), ClassFrames) for policy in chosen_policies):
         videos.shows_class = _class_frames(part, positions)
@@ -618,7 +628,7 @@ class _Run:
 
 def _answers(policy: Policy) -> bool:
     """Return whether a policy makes an answer of the classifier's answers for single frames."""
-    return policy.answer in (WEIGHTED, FUSED)
+    return policy.answer != MEAN
 
 
 def _answer(entry: Entry, batch: Batch, num_frames: int | None) -> tuple[Indices, NDArray[np.float64]]:
@@ -626,7 +636,7 @@ def _answer(entry: Entry, batch: Batch, num_frames: int | None) -> tuple[Indices
     policy = entry.policy
     evidence = policy.evidence(batch)
     assert evidence is not None, "its answer is not the mean"
-    logits = batch.cached("frame logits", batch.teacher.frame_logits)
+    logits = policy.frame_logits(batch)
     sure = None if entry.auto is None else policy.sure_enough(entry.auto)
     if entry.auto is None or sure is None:
         positions = _choose(entry, batch, num_frames)

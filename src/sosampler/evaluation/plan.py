@@ -368,8 +368,8 @@ def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: S
     if autos and policies and not entries:
         if any(auto.sure is not None for auto in autos.values()):
             raise InvalidArgument(
-                "auto_sure is for samplers with answer='fused', which ask for one frame after another, and there is "
-                "none among the policies; add one as FOLDER+fused, or leave it out"
+                "auto_sure is for samplers with answer='fused' or 'probed', which ask for one frame after another, and "
+                "there is none among the policies; add one as FOLDER+fused, or leave it out"
             )
         raise InvalidArgument(
             f"num_frames={AUTO!r} is for trained samplers, and there is none among the policies; add one"

@@ -424,7 +424,7 @@ class EvaluationRow:
     gap: dict[str, float] | None = None  # of the optimal policy: bound on what its search missed, in probability
     method: str | None = None  # how the optimal policy searched
     other_gmacs: dict[str, float] | None = None  # the whole cost of a baseline counted otherwise, by name
-    # "mean", "weighted" or "fused" of the chosen frames; "sampler": its class head's; None for baselines
+    # "mean", "weighted", "fused" or "probed" of the chosen frames; "sampler": its class head's; None for baselines
     answer: str | None = None
     ece: float | None = None  # expected calibration error of the answers, 15 bins of equal width
 

@@ -119,7 +119,7 @@ class SelectOptions:
         if self.auto is not None and self.auto.sure is not None:
             raise InvalidArgument(
                 f"sure={self.auto.sure:g} of Auto is for a classifier that is asked frame by frame; use it in Pipeline "
-                "or evaluate with answer='fused', or leave it out"
+                "or evaluate with answer='fused' or 'probed', or leave it out"
             )
         if self.fps is not None and self.num_candidates is not None:
             raise InvalidArgument(

@@ -19,6 +19,7 @@ from sosampler._util.hardware import check_device, resolve_device
 from sosampler._util.limits import check_count
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
+from sosampler.classifiers.probed import probed_layer
 from sosampler.engine.backends import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, attempt, attempt_each, decoded_batches
@@ -30,7 +31,7 @@ from sosampler.policies.base import AnswerSource, Choice, Policy
 from sosampler.policies.learned import LearnedPolicy, min_short_side
 from sosampler.policies.registry import can_travel, get_policy, with_answer
 from sosampler.samplers.answer import log_answers
-from sosampler.samplers.registry import MEAN
+from sosampler.samplers.registry import MEAN, PROBED
 from sosampler.video.candidates import positions_of
 
 log = logging.getLogger("sosampler")
@@ -298,7 +299,7 @@ class BatchClassifier:
 
     def _logits(self, probabilities: torch.Tensor) -> np.ndarray:
         multi_label = bool(getattr(self.classifier, "multi_label", False))
-        return log_answers(probabilities.float().cpu().numpy(), multi_label=multi_label)
+        return log_answers(probabilities.float().cpu().numpy(), multi_label=multi_label, probed=self.answer == PROBED)
 
     def _run_classifier(self, frames: torch.Tensor, positions: torch.Tensor) -> Any:
         """Chosen frames [B, N, 3, H, W] and their positions [B, N] -> probabilities [B, C]."""
@@ -409,10 +410,12 @@ class Pipeline:
             processes of their own, few in threads; 0 decodes one after the other, in this process.
         keep_frames: keep the pixels in each `prediction.selection`.
         answer: how the classifier's answers for the chosen frames become one: "mean", as it pools them; "weighted" by
-            the sampler's relevance; or "fused" with what the sampler's class head says about the other frames. None
-            takes what was best on dev in the sampler's training, and the mean where the classifier sees whole clips.
-        auto_sure: with num_frames="auto" and answer "fused" the classifier gets one frame after another until the most
-            probable class has this probability; None takes the value that training found for auto_tolerance.
+            the sampler's relevance; "fused" with what the sampler's class head says about the other frames; or
+            "probed", which adds what linear layers of the sampler make of the classifier's features. None takes what
+            was best on dev in the sampler's training, and the mean where the classifier sees whole clips.
+        auto_sure: with num_frames="auto" and answer "fused" or "probed" the classifier gets one frame after another
+            until the most probable class has this probability; None takes the value that training found for
+            auto_tolerance.
         classifier_options: arguments of `create_classifier` where `classifier` is a name: weights, input_size, ...
         options: other arguments of `select`: grid, start, end, seed, on_short, decoder, limits, ...
 
@@ -478,8 +481,10 @@ class Pipeline:
             self.classifier.class_names,
             bool(getattr(self.classifier, "multi_label", False)),
             self.classifier.name,
+            *(_probed_source(self.classifier, precision) if self.policy.answer == PROBED else ()),
         )
         self.policy = with_answer(self.policy, None, source, log.warning)
+        asked = self.policy.frame_classifier(self.classifier)
         # What another machine needs to build the same pipeline.
         self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
         self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision, "answer": answer}
@@ -508,7 +513,7 @@ class Pipeline:
         in_torch = isinstance(network, torch.nn.Module) and all(hasattr(network, name) for name in _OF_SAMPLERS)
         self.batch_classifier = BatchClassifier(
             self.options,
-            self.classifier,
+            asked,
             sampler=network if in_torch and not apart else None,
             precision=precision,
             batch_size=self.batch_size,
@@ -520,7 +525,7 @@ class Pipeline:
 
     @property
     def answer(self) -> str:
-        """How the classifier's answers for the chosen frames become one: "mean", "weighted" or "fused"."""
+        """How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused" or "probed"."""
         return self.policy.answer
 
     @property
@@ -600,6 +605,15 @@ class Pipeline:
         else:
             step, otherwise = DecodeStep.of_candidates(options), DecodeStep(options)
         return lambda video: FrameTask(video, step, otherwise)
+
+
+def _probed_source(classifier: Any, precision: str | None) -> tuple[str, str]:
+    """Return the fingerprint of a classifier that a probe can stand beside, or "" and why none can."""
+    if precision == INT8:
+        return "", f"an int8 network of {classifier.name} has no outputs for a probe"
+    if probed_layer(classifier) is None:
+        return "", f"the classifier {classifier.name} does not average what one linear layer gives for each frame"
+    return str(classifier.fingerprint()), ""
 
 
 def _answering(policy: Policy, answer: str | None) -> Policy:

@@ -21,8 +21,8 @@ class Auto:
     Args:
         min, max: bounds of the number of frames; a video with fewer frames gives all it has.
         tolerance: how much lower the expected accuracy may be for the sake of fewer frames.
-        sure: with answer="fused", where frames go to the classifier one after another: the probability of the most
-            probable class at which it stops. None: what loses at most `tolerance` of accuracy on dev.
+        sure: with answer="fused" or "probed", where frames go to the classifier one after another: the probability of
+            the most probable class at which it stops. None: what loses at most `tolerance` of accuracy on dev.
 
     Examples:
         >>> Auto(max=8)

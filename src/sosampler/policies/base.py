@@ -18,7 +18,7 @@ from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.samplers.answer import Evidence
-from sosampler.samplers.registry import ANSWERS, FUSED, MEAN
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, PROBED
 
 Scores = NDArray[np.floating[Any]]
 Numbers = NDArray[np.float64]
@@ -32,6 +32,9 @@ class AnswerSource(NamedTuple):
     class_names: Sequence[str]
     multi_label: bool
     name: str
+    # Fingerprint of the classifier whose features of single frames are at hand, for the answer "probed"; else why not
+    features_of: str = ""
+    no_features: str = ""
 
 
 @dataclass(eq=False)
@@ -198,6 +201,15 @@ class Policy:
         """Return what its answer needs to know of the candidates besides the classifier's answers; None for a mean."""
         return None
 
+    def frame_classifier(self, classifier: Any) -> Any:
+        """Return what runs on the chosen frames for its answer: the classifier, or one with further outputs."""
+        return classifier
+
+    def frame_logits(self, batch: Batch) -> Numbers:
+        """Return what the classifier would say about every candidate alone [B, T, C], by the teacher's outputs."""
+        logits: Numbers = batch.cached("frame logits", batch.teacher.frame_logits)
+        return logits
+
     def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> Numbers:
         """Return its answer [B, C] from the classifier's logits for single frames [B, T, C] that were seen [B, T]."""
         raise InvalidArgument(f"the policy {self.name!r} answers by the mean, which is the classifier's own")
@@ -206,8 +218,9 @@ class Policy:
         """Return the belief at which it stops to ask; None where it decides on the number of frames beforehand."""
         if auto.sure is not None:
             raise InvalidArgument(
-                f"auto_sure={auto.sure:g} is for samplers with answer={FUSED!r} and exclusive classes, which ask for "
-                f"one frame after another, and not for {self.name!r} with answer={self.answer!r}; leave it out"
+                f"auto_sure={auto.sure:g} is for samplers with answer={FUSED!r} or {PROBED!r} and exclusive classes, "
+                f"which ask for one frame after another, and not for {self.name!r} with answer={self.answer!r}; leave "
+                "it out"
             )
         return None
 

@@ -32,14 +32,26 @@ from sosampler.policies.base import (
 from sosampler.policies.visual import blends, edge_maps, typical_order
 from sosampler.samplers.answer import Evidence, beliefs_in_order, combine, sure_for
 from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
-from sosampler.samplers.registry import ANSWERS, CONFIG, FUSED, MEAN, MODEL, WEIGHTS, has_belief, load_sampler
+from sosampler.samplers.registry import (
+    ANSWERS,
+    BELIEFS,
+    CONFIG,
+    FUSED,
+    MEAN,
+    MODEL,
+    PROBED,
+    WEIGHTS,
+    has_belief,
+    load_sampler,
+)
 
 # One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 _MAX_LOADED = 4  # samplers that stay in memory after they were loaded from a folder
 ONNX = "onnx"  # the device that is the CPU without torch
-_FUSED_NEEDS = ", and needs a class head"
+# What answers need besides a classifier that averages the logits of single frames.
+_NEEDS = {FUSED: ", and needs a class head", PROBED: " and whose features are in the bank, and needs a class head"}
 ENOUGH = 0.5  # k frames are enough for a sampler with a budget head where that is as likely as not: the median
 _TORCH = ("torch", "torchvision", "safetensors")  # what a torch sampler needs; torchcodec's extra brings torch alone
 
@@ -144,7 +156,7 @@ class LearnedPolicy(Policy):
         if one_of("answer", answer, ANSWERS) not in (MEAN, *self._answer_settings):
             raise InvalidArgument(
                 f"{self.name}: this sampler has no answer {answer!r}, which training fits on the dev split for "
-                f"a classifier that averages the logits of single frames{_FUSED_NEEDS if answer == FUSED else ''}; "
+                f"a classifier that averages the logits of single frames{_NEEDS.get(answer, '')}; "
                 f"train it again on such a bank, or give {MEAN!r}"
             )
         changed = copy.copy(self)
@@ -162,8 +174,20 @@ class LearnedPolicy(Policy):
         if config["multi_label"] != source.multi_label:
             return "one of sampler and classifier has classes that exclude each other, and the other has not"
         names, wanted = config.get("class_names"), list(source.class_names)
-        if self.answer == FUSED and (config["num_classes"] != len(wanted) or (names and list(names) != wanted)):
+        if self.answer in BELIEFS and (config["num_classes"] != len(wanted) or (names and list(names) != wanted)):
             return f"the sampler has other classes ({config['num_classes']}) than the classifier ({len(wanted)})"
+        return self._probe_refusal(source) if self.answer == PROBED else None
+
+    def _probe_refusal(self, source: AnswerSource) -> str | None:
+        if getattr(self.sampler, "probe", None) is None:
+            return "the exported network has no probe; load the sampler with torch"
+        if not source.features_of:
+            return source.no_features
+        if source.features_of != self.sampler.probe_of:
+            return (
+                f"its probe reads features of the classifier {self.sampler.probe_of}, and {source.name} is "
+                f"{source.features_of}"
+            )
         return None
 
     def evidence(self, batch: Batch) -> Evidence | None:
@@ -177,20 +201,40 @@ class LearnedPolicy(Policy):
         relevance = sigmoid(slope * _array(scores).astype(np.float64) + offset)
         return Evidence(relevance, None if class_logits is None else _array(class_logits).astype(np.float64), real)
 
+    def frame_classifier(self, classifier: Any) -> Any:
+        if self.answer != PROBED:
+            return classifier
+        from sosampler.classifiers.probed import ProbedClassifier
+
+        return ProbedClassifier(classifier, self.sampler.probe.weight, self.sampler.probe.bias)
+
+    def frame_logits(self, batch: Batch) -> Numbers:
+        """Return the classifier's logits [B, T, C]; for "probed" [B, T, 2 C + 1], as of a `ProbedClassifier`."""
+        logits = super().frame_logits(batch)
+        if self.answer != PROBED:
+            return logits
+        key = ("probe", id(self.sampler))
+        outputs = batch.cached(key, lambda: probe_outputs(self.sampler.probe, batch.teacher.probed_features()))
+        return np.concatenate([logits, outputs], axis=-1)
+
     def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> Numbers:
         settings, multi_label = self._answer_settings[self.answer], self.sampler.config["multi_label"]
         return combine(self.answer, settings, evidence, logits, seen, multi_label=multi_label)
 
     def sure_enough(self, auto: Auto) -> float | None:
-        if self.answer != FUSED or self.sampler.config["multi_label"]:
+        if self.answer not in BELIEFS or self.sampler.config["multi_label"]:
             return super().sure_enough(auto)
-        return sure_for(self._answer_settings, auto.tolerance) if auto.sure is None else auto.sure
+        return sure_for(self._answer_settings, auto.tolerance, self.answer) if auto.sure is None else auto.sure
 
     def beliefs(self, evidence: Evidence, logits: NDArray[Any], order: Indices) -> Numbers:
-        return beliefs_in_order(self._answer_settings[FUSED], evidence, logits, order)
+        return beliefs_in_order(self._answer_settings[self.answer], evidence, logits, order)
 
     def gmacs(self, num_candidates: int) -> float | None:
-        return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
+        if not hasattr(self.sampler, "gmacs"):
+            return None
+        # At most: the probe runs on the chosen frames alone.
+        probe = num_candidates * self.sampler.probe.weight.numel() / 1e9 if self.answer == PROBED else 0.0
+        return float(self.sampler.gmacs(num_candidates)) + probe
 
     def fingerprint(self) -> str | None:
         return str(self.sampler.fingerprint())
@@ -242,6 +286,12 @@ def min_short_side(preprocessing: Any) -> int:
     """Return the short side of frames that lose nothing when they are resized to a network's input."""
     resize = preprocessing.resize
     return int(resize) if isinstance(resize, int) else int(max(resize))
+
+
+def probe_outputs(probe: Any, features: NDArray[Any]) -> Numbers:
+    """Return what a probe, a linear layer, makes of a classifier's features [..., D]: [..., C + 1]."""
+    weight, bias = (_array(part).astype(np.float64) for part in (probe.weight, probe.bias))
+    return np.asarray(features.astype(np.float64) @ weight.T + bias)
 
 
 # ---- num_frames="auto"

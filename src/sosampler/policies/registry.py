@@ -32,7 +32,7 @@ from sosampler.policies.visual import (
     Thumbnail,
 )
 from sosampler.samplers.answer import Evidence
-from sosampler.samplers.registry import ANSWERS, MEAN
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, PROBED
 
 # ---- oracles: they know the teacher's outputs, and the labels but for "semi-optimal-max" and "attainable".
 # `Batch.teacher` computes what they need; `sosampler.evaluation` provides it.
@@ -177,6 +177,12 @@ class MethodPolicy(Policy):
     def evidence(self, batch: Batch) -> Evidence | None:
         return self.base.evidence(batch)
 
+    def frame_classifier(self, classifier: Any) -> Any:
+        return self.base.frame_classifier(classifier)
+
+    def frame_logits(self, batch: Batch) -> NDArray[np.float64]:
+        return self.base.frame_logits(batch)
+
     def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
         return self.base.combined(evidence, logits, seen)
 
@@ -259,7 +265,7 @@ def with_answer(policy: Policy, answer: str | None, source: AnswerSource, note: 
     """Return the policy with the answer that is asked for, or else with the best on dev that this classifier allows.
 
     Policies without a sampler have the mean whatever is asked for. An answer that was asked for and cannot be given is
-    refused; one that only was the best on dev gives way to the mean, with a note.
+    refused; one that only was the best on dev gives way to a fused one or else to the mean, with a note.
     """
     if answer is not None:
         one_of("answer", answer, ANSWERS)
@@ -272,6 +278,11 @@ def with_answer(policy: Policy, answer: str | None, source: AnswerSource, note: 
         raise InvalidArgument(
             f"{policy.name}: answer={policy.answer!r} cannot be used, since {refusal}; give {MEAN!r}, or leave it out"
         )
+    if policy.answer == PROBED:
+        fused = policy.answering(FUSED)
+        if fused.answer_refusal(source) is None:
+            note(f"{policy.name}: the answer is {FUSED!r} instead of {PROBED!r}, since {refusal}")
+            return fused
     note(f"{policy.name}: the answer is the mean over frames instead of {policy.answer!r}, since {refusal}")
     return policy.answering(MEAN)
 
@@ -281,7 +292,7 @@ def _sampler_policy(policy: Policy) -> Policy:
 
 
 def split_method(text: str) -> tuple[str, str]:
-    """Split NAME+METHOD, NAME+answer or NAME+fused (mean, weighted); the method is "" where there is none.
+    """Split NAME+METHOD, NAME+answer or NAME+fused (mean, weighted, probed); the method is "" where there is none.
 
     >>> split_method("runs/first+nms"), split_method("runs/a+b")
     (('runs/first', 'nms'), ('runs/a+b', ''))

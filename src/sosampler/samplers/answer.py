@@ -16,6 +16,10 @@ p ~ q^sampler is by the sampler's class head q; for a frame that the classifier 
 is its answer. Of the frames that it saw at most ten count, and as many of the rest. The prior is 1 / C. Classes that do
 not exclude each other are judged one by one: with sigmoid for softmax, the evidence for c minus that against it, and
 one prior that is fitted.
+
+"probed": fused, and the sampler has a probe: linear layers of its own on the classifier's features of a frame that it
+saw, which give a class answer h and log-odds u that the frame shows the class. Then p ~ f^classifier q^sampler h^probe,
+and the log-odds of r are those of r^power plus relevance * u.
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ from sosampler._util.arrays import Indices
 from sosampler._util.validation import check_float, copy_json, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, Numbers, log_softmax, sigmoid
-from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, WEIGHTED
+from sosampler.samplers.registry import ANSWERS, BELIEFS, FUSED, MEAN, PROBED, WEIGHTED
 
-# What is fitted for each; fused has a prior besides where classes do not exclude each other.
-FITTED = {WEIGHTED: ("power", "scale"), FUSED: ("power", "strength", "classifier", "sampler")}
+# What is fitted for each; beliefs have a prior besides where classes do not exclude each other.
+_OF_BELIEFS = ("power", "strength", "classifier", "sampler")
+FITTED = {WEIGHTED: ("power", "scale"), FUSED: _OF_BELIEFS, PROBED: (*_OF_BELIEFS, "probe", "relevance")}
 PRIOR = "prior"
+SURE = {FUSED: "sure", PROBED: "sure_probed"}  # keys of the beliefs at which no further frame is needed
 _SMALLEST_PROBABILITY = 1e-30  # of the classifier, before the logarithm: float32 has no smaller ones
 _LEAST_RELEVANCE = 1e-6  # so that weights can be normalised
 
@@ -49,33 +55,40 @@ class Evidence(NamedTuple):
     real: Mask  # [B, T], False for padding
 
 
-def check_answer(value: Any, *, multi_label: bool = False, class_head: bool = True) -> dict[str, Any]:
+def check_answer(
+    value: Any, *, multi_label: bool = False, class_head: bool = True, probe: bool = True
+) -> dict[str, Any]:
     """Return a copy of a sampler's settings of answers, which must be complete.
 
-    {"default": one of `ANSWERS`, "weighted": {power, scale}, "fused": {power, strength, classifier,
-    sampler}, "sure": [[tolerance, belief], ...]}; all but the default may be missing.
+    {"default": one of `ANSWERS`, "weighted": {power, scale}, "fused": {power, strength, classifier, sampler}, "probed":
+    {the same, probe, relevance}, "sure" and "sure_probed": [[tolerance, belief], ...]}; all but the default may be
+    missing.
     """
     settings = copy_json("answer", value)
-    if unknown := sorted(set(settings) - {"default", "sure", *FITTED}):
-        raise InvalidArgument(f"answer holds {', '.join(unknown)}; allowed are default, sure, {', '.join(FITTED)}")
+    allowed = ("default", *SURE.values(), *FITTED)
+    if unknown := sorted(set(settings) - set(allowed)):
+        raise InvalidArgument(f"answer holds {', '.join(unknown)}; allowed are {', '.join(allowed)}")
     for kind, names in FITTED.items():
         if kind not in settings:
             continue
-        wanted = (*names, PRIOR) if kind == FUSED and multi_label else names
+        wanted = (*names, PRIOR) if kind in BELIEFS and multi_label else names
         given = settings[kind]
         if not isinstance(given, dict) or set(given) != set(wanted):
             raise InvalidArgument(f"answer[{kind!r}]={given!r} must have exactly these numbers: {', '.join(wanted)}")
         for name, number in given.items():
             check_float(f"answer[{kind!r}][{name!r}]", number, at_least=0.0)
-    if not 0 < settings.get(FUSED, {}).get(PRIOR, 0.5) < 1:
-        raise InvalidArgument(f"answer[{FUSED!r}][{PRIOR!r}] must be between 0 and 1")
-    if FUSED in settings and not class_head:
-        raise InvalidArgument(f"answer[{FUSED!r}] needs a class head; give num_classes, or leave it out")
-    for pair in settings.get("sure", []):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise InvalidArgument(f"answer['sure'] holds {pair!r}; it must hold pairs [tolerance, belief]")
-        check_float("tolerance of answer['sure']", pair[0], at_least=0.0)
-        check_sure(pair[1])
+    for kind in BELIEFS:
+        if not 0 < settings.get(kind, {}).get(PRIOR, 0.5) < 1:
+            raise InvalidArgument(f"answer[{kind!r}][{PRIOR!r}] must be between 0 and 1")
+        if kind in settings and not class_head:
+            raise InvalidArgument(f"answer[{kind!r}] needs a class head; give num_classes, or leave it out")
+        for pair in settings.get(SURE[kind], []):
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise InvalidArgument(f"answer[{SURE[kind]!r}] holds {pair!r}; it must hold pairs [tolerance, belief]")
+            check_float(f"tolerance of answer[{SURE[kind]!r}]", pair[0], at_least=0.0)
+            check_sure(pair[1])
+    if PROBED in settings and not probe:
+        raise InvalidArgument(f"answer[{PROBED!r}] needs a probe; give the sampler one, or leave it out")
     if one_of("answer['default']", settings.get("default"), ANSWERS) not in (MEAN, *settings):
         raise InvalidArgument(f"answer['default']={settings['default']!r} has no settings; give them, or {MEAN!r}")
     return settings
@@ -88,8 +101,14 @@ def check_sure(value: Any) -> float:
     return float(value)
 
 
-def log_answers(probabilities: NDArray[Any], *, multi_label: bool) -> Numbers:
-    """Return a classifier's probabilities for single frames [..., C] as logits (softmax: up to a constant)."""
+def log_answers(probabilities: NDArray[Any], *, multi_label: bool, probed: bool = False) -> Numbers:
+    """Return a classifier's probabilities for single frames [..., C] as logits (softmax: up to a constant).
+
+    `probed`: those of a `ProbedClassifier`, whose last one is a relevance and becomes its log-odds.
+    """
+    if probed:
+        parts = (probabilities[..., :-1], multi_label), (probabilities[..., -1:], True)
+        return np.concatenate([log_answers(part, multi_label=independent) for part, independent in parts], axis=-1)
     probs = np.asarray(probabilities, dtype=np.float64)
     logs = np.log(np.maximum(probs, _SMALLEST_PROBABILITY))
     if not multi_label:
@@ -101,9 +120,10 @@ def log_answers(probabilities: NDArray[Any], *, multi_label: bool) -> Numbers:
 def combine(
     kind: str, settings: dict[str, Any], evidence: Evidence, logits: Numbers, seen: Mask, *, multi_label: bool = False
 ) -> Numbers:
-    """Return the probabilities of the classes [B, C] by "weighted" or "fused".
+    """Return the probabilities of the classes [B, C] by "weighted", "fused" or "probed".
 
-    `logits` [B, T, C] are the classifier's for single frames; those that it has not `seen` [B, T] have no effect.
+    `logits` [B, T, C] are the classifier's for single frames, for "probed" those of a `ProbedClassifier` [B, T, 2 C +
+    1]; those that it has not `seen` [B, T] have no effect.
     """
     logits = np.where(seen[..., None], np.asarray(logits, dtype=np.float64), 0.0)
     if kind == WEIGHTED:
@@ -124,15 +144,25 @@ def frame_evidence(
     assert evidence.class_logits is not None, "a sampler that fuses has a class head"
     own = np.where(evidence.real[..., None], evidence.class_logits, 0.0) * settings["sampler"]
     relevance = np.where(evidence.real, evidence.relevance ** settings["power"], 0.0)[..., None]
-    both = own + settings["classifier"] * logits
+    both, relevance_of_seen = own + settings["classifier"] * logits[..., : own.shape[-1]], relevance
+    if "probe" in settings:
+        both += settings["probe"] * logits[..., own.shape[-1] : -1]
+        relevance_of_seen = _shifted(relevance, settings["relevance"] * logits[..., -1:])
+    answers = (relevance_of_seen, both), (relevance, own)
     if multi_label:
         prior = settings[PRIOR]
-        parts = [_log_likelihood(relevance, sigmoid(each), prior) for each in (both, own)]
-        against = [_log_likelihood(relevance, sigmoid(-each), 1 - prior) for each in (both, own)]
+        parts = [_log_likelihood(r, sigmoid(each), prior) for r, each in answers]
+        against = [_log_likelihood(r, sigmoid(-each), 1 - prior) for r, each in answers]
         return parts[0] - against[0], parts[1] - against[1]
     prior = 1 / own.shape[-1]
-    seen, rest = (_log_likelihood(relevance, np.exp(log_softmax(each)), prior) for each in (both, own))
+    seen, rest = (_log_likelihood(r, np.exp(log_softmax(each)), prior) for r, each in answers)
     return seen, rest
+
+
+def _shifted(probability: Numbers, log_odds: Numbers) -> Numbers:
+    """Return probabilities with log-odds added to their own; those of 0 and 1 stay."""
+    with np.errstate(divide="ignore"):
+        return sigmoid(np.log(probability) - np.log1p(-probability) + log_odds)
 
 
 def _log_likelihood(relevance: Numbers, probs: Numbers, prior: float) -> Numbers:
@@ -192,10 +222,11 @@ def frames_to_ask(beliefs: Numbers, sure: float, *, at_least: int = 1, counts: I
     return np.asarray(np.minimum(first, last), dtype=np.int64)
 
 
-def sure_for(settings: dict[str, Any], tolerance: float) -> float | None:
+def sure_for(settings: dict[str, Any], tolerance: float, kind: str = FUSED) -> float | None:
     """Return how sure the belief must be to lose at most `tolerance` of accuracy on dev; None where it is unknown.
 
     >>> sure_for({"sure": [[0.0, 0.99], [0.01, 0.9]]}, 0.005)
     0.99
     """
-    return next((float(sure) for least, sure in reversed(settings.get("sure", [])) if least <= tolerance), None)
+    pairs = settings.get(SURE[kind], [])
+    return next((float(sure) for least, sure in reversed(pairs) if least <= tolerance), None)

@@ -113,7 +113,8 @@ class SamplerRecipe:
     pretrain: int = 0  # epochs of a first stage, in which the backbone learns the labels of the train split; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
     freeze: float = 0.0  # first layers of the backbone that stay as the weights are, as a share of its parameters
-    # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", or "best" on dev
+    # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", "probed", or "best" on
+    # dev
     answer: str = BEST
 
     def __post_init__(self) -> None:

@@ -27,8 +27,9 @@ TITLES = {
 }
 OWN_RECIPE = f"{TITLES['default']} is this package's recipe"
 # How the classifier's answers for the chosen frames become one (`samplers.answer`).
-MEAN, WEIGHTED, FUSED = "mean", "weighted", "fused"
-ANSWERS = (MEAN, WEIGHTED, FUSED)
+MEAN, WEIGHTED, FUSED, PROBED = "mean", "weighted", "fused", "probed"
+ANSWERS = (MEAN, WEIGHTED, FUSED, PROBED)
+BELIEFS = (FUSED, PROBED)  # answers that are a belief, which the classifier can renew frame by frame
 _BASELINE_KIND = "sosampler system"  # of the config.json that `baselines.base` writes
 
 

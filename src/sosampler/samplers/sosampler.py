@@ -48,6 +48,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             no such head.
         answer: how the classifier's answers for the chosen frames become one, with what was fitted for that
             (`samplers.answer.check_answer`); None for their mean.
+        probe: {"classifier": its fingerprint, "width": D} of a probe: linear layers of the sampler's own on the D
+            features before that classifier's class layer; None for no probe.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         about: dict[str, Any] | None = None,
         budget: int | None = None,
         answer: dict[str, Any] | None = None,
+        probe: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.input_size = check_count("input_size", input_size, "MAX_INPUT_SIDE", at_least=_MIN_SIDE)
@@ -77,7 +80,6 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             )
         self.multi_label = check_bool("multi_label", multi_label)
         self.calibration = calibration
-        self.answer = answer
         self.about = about
         self.precision = "float32"
         self.backbone = create_backbone(backbone, shift=shift, input_size=self.input_size)
@@ -89,7 +91,13 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             if budget is None
             else nn.Linear(self.backbone.num_features, check_count("budget", budget, "MAX_CONFIG_NUMBER"))
         )
+        self.probe: nn.Linear | None = None
+        self.probe_of: str | None = None  # fingerprint of the classifier
+        if probe is not None:
+            self.probe_of, width = self._check_probe(probe)
+            self.probe = nn.Linear(width, self.num_probe_outputs)
         self.scoring = Scoring(scoring, multi_label=self.multi_label, num_classes=self.num_classes)
+        self.answer = answer
         self._gmacs: dict[int, float] = {}
 
     # ---- the network
@@ -135,6 +143,30 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         if self.budget_head is None:
             raise InvalidArgument("this sampler has no budget head; train it with reinforce={budget: true}")
         return self.budget_head(mean_over_candidates(features.float(), mask)).softmax(-1)
+
+    # ---- the probe: linear layers on the classifier's features of the frames that it sees
+
+    @property
+    def num_probe_outputs(self) -> int:
+        """The classes, and the relevance of the frame."""
+        assert self.num_classes is not None, "a sampler with a probe has a class head"
+        return self.num_classes + 1
+
+    def _check_probe(self, probe: Any) -> tuple[str, int]:
+        """Return the classifier's fingerprint and the number of its features."""
+        if not isinstance(probe, dict) or set(probe) != {"classifier", "width"}:
+            raise InvalidArgument(f"probe={probe!r} must have exactly these settings: classifier, width")
+        if self.num_classes is None:
+            raise InvalidArgument("a probe needs a class head; give num_classes, or leave it out")
+        if not isinstance(probe["classifier"], str):
+            raise InvalidArgument(f"probe['classifier']={probe['classifier']!r} must be a fingerprint")
+        return probe["classifier"], check_count("probe['width']", probe["width"], "MAX_CONFIG_NUMBER")
+
+    def set_probe(self, weight: Tensor, bias: Tensor, classifier: str) -> None:
+        """Add a probe with this weight [C + 1, D] and bias [C + 1] of a classifier with this fingerprint."""
+        self.probe = nn.utils.skip_init(nn.Linear, weight.shape[1], self.num_probe_outputs, device=self.device)
+        self.probe.load_state_dict({"weight": weight, "bias": bias})
+        self.probe_of = classifier
 
     # ---- inference on decoded frames
 
@@ -232,7 +264,12 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
     @answer.setter
     def answer(self, value: dict[str, Any] | None) -> None:
         if value is not None:
-            value = check_answer(value, multi_label=self.multi_label, class_head=self.num_classes is not None)
+            value = check_answer(
+                value,
+                multi_label=self.multi_label,
+                class_head=self.num_classes is not None,
+                probe=self.probe is not None,
+            )
         self._answer = value
 
     @property
@@ -269,6 +306,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             # Left out where there is none, so that samplers without one keep their fingerprint.
             **({} if self.budget is None else {"budget": self.budget}),
             **({} if self.answer is None else {"answer": copy_json("answer", self.answer)}),
+            **({} if self.probe is None else {"probe": {"classifier": self.probe_of, "width": self.probe.in_features}}),
         }
 
     @property

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sosampler._util.arrays import Indices
 from sosampler.evaluation.result import SharedSources, calibration_error, mean_average_precision, top1, top1_hits
 from sosampler.policies.auto import DEFAULT_MAX
-from sosampler.samplers.answer import FITTED, PRIOR, Evidence, beliefs_in_order, combine, frames_to_ask
-from sosampler.samplers.registry import FUSED, MEAN, WEIGHTED
+from sosampler.samplers.answer import FITTED, PRIOR, SURE, Evidence, beliefs_in_order, combine, frames_to_ask
+from sosampler.samplers.registry import BELIEFS, FUSED, MEAN, PROBED, WEIGHTED
 
 NUM_FRAMES = (1, 2, 3, 6)  # that one set of numbers is fitted for
 TOLERANCES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.05)  # of accuracy, for each of which the belief to stop at is found
@@ -43,12 +43,14 @@ class DevAnswers:
     multi_label: bool  # classes do not exclude each other
     metric: str  # "top1" or "mAP"
     sources: Sequence[Sequence[Hashable]] = ()  # [V] of the pictures or clips that each is made of, where that is known
+    probe: NDArray[np.float64] | None = None  # [V, T, C + 1], what the sampler's probe says, where it has one
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def rows(self, rows: Indices) -> DevAnswers:
         arrays = {name: getattr(self, name)[rows] for name in ("logits", "scores", "labels")}
+        arrays["probe"] = None if self.probe is None else self.probe[rows]
         parts = [None if part is None else part[rows] for part in self.evidence]
         listed = {
             "groups": [self.groups[row] for row in rows.tolist()],
@@ -76,16 +78,22 @@ class DevAnswers:
 
     def answers(self, kind: str, settings: dict[str, Any]) -> NDArray[np.float64]:
         """Return the probabilities for each of `numbers`, [V, K, C]."""
-        if kind == FUSED:
-            order = self.order[:, : self.numbers[-1]]
-            beliefs = beliefs_in_order(settings, self.evidence, self.logits, order, multi_label=self.multi_label)
-            return beliefs[:, [number - 1 for number in self.numbers]]
+        if kind in BELIEFS:
+            return self.beliefs(kind, settings, self.numbers[-1])[:, [number - 1 for number in self.numbers]]
         evidence = self.evidence
         if kind == MEAN:  # with equal weights and as it is
             kind, settings = WEIGHTED, {"power": 0.0, "scale": 1.0}
         options = {"multi_label": self.multi_label}
         each = [combine(kind, settings, evidence, self.logits, self.seen(number), **options) for number in self.numbers]
         return np.stack(each, axis=1)
+
+    def beliefs(self, kind: str, settings: dict[str, Any], last: int) -> NDArray[np.float64]:
+        """Return the belief after the first 1, 2, ..., `last` frames by score, [V, last, C]."""
+        logits = self.logits
+        if kind == PROBED:
+            assert self.probe is not None, "an answer of samplers with a probe"
+            logits = np.concatenate([logits, self.probe], axis=2)
+        return beliefs_in_order(settings, self.evidence, logits, self.order[:, :last], multi_label=self.multi_label)
 
     def losses(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the log loss of each video [V], the mean over `numbers`, of probabilities [V, K, C]."""
@@ -115,7 +123,7 @@ def fit(kind: str, dev: DevAnswers) -> dict[str, float]:
     """Return the numbers of an answer that have the lowest log loss, over all numbers of frames together."""
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-    names = (*FITTED[kind], PRIOR) if kind == FUSED and dev.multi_label else FITTED[kind]
+    names = (*FITTED[kind], PRIOR) if kind in BELIEFS and dev.multi_label else FITTED[kind]
     begin = np.log([_FIRST.get(name, 1.0) for name in names])
 
     def loss(point: NDArray[np.float64]) -> float:
@@ -132,39 +140,40 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
 
     What is measured, and what is kept, goes by videos that the fit has not seen: groups of dev in five parts, each
     answered by what was fitted on the others, with all of `NUM_FRAMES`. The parts are of whole classes where videos are
-    made of the same pictures or clips. The default is fused if there is a class head, otherwise the mean, unless
-    another is better by more than chance (`_is_better`).
+    made of the same pictures or clips. The default is probed if there is a probe, else fused if there is a class head,
+    otherwise the mean, unless another is better by more than chance (`_is_better`).
     """
     most = min(_MAX_VIDEOS, max(MIN_VIDEOS, _MAX_NUMBERS // dev.logits[0].size))
     if len(dev) > most:
         dev = dev.rows(np.linspace(0, len(dev) - 1, most).astype(np.int64))
-    kinds = [WEIGHTED] if dev.evidence.class_logits is None else [WEIGHTED, FUSED]
+    kinds = [WEIGHTED]
+    if dev.evidence.class_logits is not None:
+        kinds += [FUSED] if dev.probe is None else [FUSED, PROBED]
+    believing = [] if dev.multi_label else [kind for kind in kinds if kind in BELIEFS]
     folds = _folds(_apart(dev))
     probs = {MEAN: dev.answers(MEAN, {})}
     probs |= {kind: np.empty_like(probs[MEAN]) for kind in kinds}
     last = min(DEFAULT_MAX, dev.scores.shape[1])
-    beliefs = np.empty((len(dev), last, dev.labels.shape[1]))
+    beliefs = {kind: np.empty((len(dev), last, dev.labels.shape[1])) for kind in believing}
     for fold in range(folds.max() + 1):
         others, these = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         held_out = dev.rows(these)
         for kind in kinds:
             settings = fit(kind, dev.rows(others))
             probs[kind][these] = held_out.answers(kind, settings)
-            if kind == FUSED and not dev.multi_label:
-                order = held_out.order[:, :last]
-                beliefs[these] = beliefs_in_order(settings, held_out.evidence, held_out.logits, order)
+            if kind in believing:
+                beliefs[kind][these] = held_out.beliefs(kind, settings, last)
     measured: dict[str, Any] = {"num_frames": dev.numbers, "metric": dev.metric}
     for kind, each in probs.items():
         errors = [calibration_error(each[:, index], dev.labels) for index in range(each.shape[1])]
         measured[kind] = {"score": dev.score(each), "log_loss": dev.loss(each), "ece": errors}
-    best = FUSED if FUSED in kinds else MEAN
+    best = kinds[-1] if kinds[-1] in BELIEFS else MEAN
     for kind in probs:
         if _is_better(dev, probs[kind], probs[best]):
             best = kind
     answer: dict[str, Any] = {"default": best, **{kind: fit(kind, dev) for kind in kinds}}
-    if FUSED in kinds and not dev.multi_label:
-        answer["sure"] = find_sure(beliefs, dev.labels, dev.evidence.real.sum(1))
-    return answer, measured
+    real = dev.evidence.real.sum(1)
+    return answer | {SURE[kind]: find_sure(beliefs[kind], dev.labels, real) for kind in believing}, measured
 
 
 def _is_better(dev: DevAnswers, probs: NDArray[np.float64], than: NDArray[np.float64]) -> bool:

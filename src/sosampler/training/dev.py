@@ -108,8 +108,13 @@ class DevSet:
         parts = [torch.cat(part)[: len(self)].cpu() if part else None for part in (scores, features, class_logits)]
         return DevOutputs(*parts)
 
-    def answers(self, sampler: SOSampler, outputs: DevOutputs) -> DevAnswers | None:
-        """Return what answers of these videos are made of; None where the classifier has no logits of single frames."""
+    def answers(
+        self, sampler: SOSampler, outputs: DevOutputs, probe: NDArray[np.float64] | None = None
+    ) -> DevAnswers | None:
+        """Return what answers of these videos are made of; None where the classifier has no logits of single frames.
+
+        `probe`: what the sampler's probe makes of the frames, [V, T, C + 1].
+        """
         if self._logits is None:
             return None
         real = np.ones(self._positions.shape, dtype=bool)
@@ -124,6 +129,7 @@ class DevSet:
             multi_label=self._sigmoid,
             metric=self.metric,
             sources=self._sources,
+            probe=probe,
         )
 
     @cached_property

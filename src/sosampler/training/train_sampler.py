@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sosampler import __version__
@@ -18,7 +19,7 @@ from sosampler._util.limits import check_count
 from sosampler._util.locks import one_run_at_a_time
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.bank.outputs import Teacher
+from sosampler.bank.outputs import Features, Teacher
 from sosampler.bank.pixels import Shape
 from sosampler.baselines.base import refuse_baseline_folder
 from sosampler.baselines.registry import list_samplers, list_systems
@@ -31,7 +32,7 @@ from sosampler.policies.learned import expected_by_budget
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import ClipProbs, SamplerLoss
 from sosampler.samplers.recipe import BEST, OCSamplerSettings, SamplerRecipe, drawn_frames, read_recipe
-from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, RECIPES, has_belief
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, PROBED, RECIPES, has_belief
 from sosampler.samplers.sosampler import SOSampler, top_n
 from sosampler.training.answers import MIN_VIDEOS, fit_answers
 from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, check_apart
@@ -40,6 +41,7 @@ from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
 from sosampler.training.optim import diverged, freeze_first, is_finite, make_optimizer, sampler_precision
 from sosampler.training.pretrain import pretrain
+from sosampler.training.probe import choose_probe, find_features, probe_dev, probe_videos
 from sosampler.training.rewards import (
     ClipClassifier,
     budget_targets,
@@ -56,6 +58,7 @@ from sosampler.training.sampler_data import (
     NormalisedCrops,
     SamplerBatches,
     VideoTable,
+    bank_labels,
     labelled_rows,
     open_frames,
 )
@@ -123,8 +126,9 @@ def train(
             epochs=20, lr=1e-3, ...; for a baseline a YAML file, and its own settings as well: beta=1e-2, ...
         sampler: a name of `list_samplers()`; its own recipe is the default.
         classifier: the teacher: the classifier, its saved folder, its fingerprint or its name in the bank; needed where
-            the bank has several teachers, and as classifier or folder for teacher="online", and for OCSampler's rewards
-            unless it averages logits. For a baseline, the source of its features: the same; a name or a fingerprint is
+            the bank has several teachers, and as classifier or folder for teacher="online", for a probe where the bank
+            has no features of the classifier, which are then computed once, and for OCSampler's rewards unless it
+            averages logits. For a baseline, the source of its features: the same; a name or a fingerprint is
             enough if the bank has them.
         weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained"; with the
             recipe "default" three quarters of it stay so (`freeze`). Without weights nothing is frozen. For a baseline,
@@ -232,6 +236,9 @@ def train(
             sharers=processes.local_count,
         )
         check_candidates(recipe, batches.plan.num_candidates[0])
+        class_inputs = None  # of the classifier, for a probe
+        if processes.is_main and rows["dev"] and recipe.class_head and recipe.answer in (BEST, PROBED):
+            class_inputs = find_features(bank, outputs, classifier, device=processes.device, say=report)
         opened |= {"cache_bytes": memory - memory_taken(batches.source), "threads": workers}
         # One process evaluates.
         dev = None
@@ -264,7 +271,7 @@ def train(
             if drawn_frames(recipe) and OCSamplerSettings(**recipe.reinforce).budget:
                 some = rows["train"][:: -(-len(rows["train"]) // _BUDGET_VIDEOS)]
                 videos = _dev_set(bank, some, outputs, recipe, clips, **opened)
-            _finish(loop, calibration, bank, outputs, rows, run, videos)
+            _finish(loop, calibration, bank, outputs, rows, run, videos, class_inputs)
     return _saved(run, processes.device)
 
 
@@ -549,10 +556,32 @@ def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str
     }
 
 
-def _add_answers(loop: SamplerLoop, dev: DevSet, outputs: DevOutputs) -> dict[str, Any] | None:
-    """Fit the answers of the calibrated sampler, keep the best or the recipe's; return what they measure on dev."""
+def _add_probe(
+    loop: SamplerLoop, bank: Bank, rows: dict[str, list[int]], features: Features, num_candidates: int
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Give the sampler a probe of the classifier's features; return its outputs for dev [V, T, C + 1] and facts."""
+    sampler, device = loop.evaluated, loop.processes.device
+    train, dev = (
+        probe_videos(features, rows[name], bank_labels(bank, rows[name]), num_candidates, device=device)
+        for name in ("train", "dev")
+    )
+    (weight, bias), facts = choose_probe(train, dev, multi_label=sampler.multi_label)
+    if not weight.isfinite().all():
+        raise diverged("the weights of the probe are not finite", loop.recipe.lr, loop.precision)
+    sampler.set_probe(weight, bias, features.fingerprint)
+    loop.say(f"probe: learned from {len(train.labels)} videos, ridge {facts['ridge']:g}")
+    return probe_dev(sampler.probe, features, rows["dev"], num_candidates), {"videos": len(train.labels), **facts}
+
+
+def _add_answers(
+    loop: SamplerLoop, dev: DevSet, outputs: DevOutputs, probe: NDArray[np.float64] | None
+) -> dict[str, Any] | None:
+    """Fit the answers of the calibrated sampler, keep the best or the recipe's; return what they measure on dev.
+
+    `probe`: what its probe makes of the frames, [V, T, C + 1], where it has one.
+    """
     sampler, wanted = loop.evaluated, loop.recipe.answer
-    data = dev.answers(sampler, outputs)
+    data = dev.answers(sampler, outputs, probe)
     if data is None or len(data) < MIN_VIDEOS:
         why = "the classifier has no stored logits of single frames" if data is None else f"dev has {len(dev)} videos"
         if wanted not in (BEST, MEAN):
@@ -560,8 +589,9 @@ def _add_answers(loop: SamplerLoop, dev: DevSet, outputs: DevOutputs) -> dict[st
         return None
     settings, measured = fit_answers(data)
     best = settings["default"]
-    if wanted == FUSED and FUSED not in settings:
-        loop.say(f"answer: {best} instead of {FUSED}, which needs a class head")
+    if wanted != BEST and wanted not in (MEAN, *settings):
+        needs = "a class head" if wanted == FUSED else "a class head and features of the classifier in the bank"
+        loop.say(f"answer: {best} instead of {wanted}, which needs {needs}")
     elif wanted != BEST:
         settings["default"] = wanted
     sampler.answer = settings
@@ -592,8 +622,12 @@ def _finish(
     rows: dict[str, list[int]],
     run: RunFolder,
     budget_videos: DevSet | None,
+    features: Features | None,
 ) -> None:
-    """Calibrate the best sampler on a set of videos, add a budget head learned on others, write it and the result."""
+    """Calibrate the best sampler on a set of videos, add a budget head learned on others, write it and the result.
+
+    `features`: of the classifier, for a probe.
+    """
     loop.load_best()
     sampler, recipe = loop.evaluated, loop.recipe
     dev_outputs = calibration.outputs(sampler, loop.precision)
@@ -610,7 +644,10 @@ def _finish(
             f"{200 * ranking['standard_error']:.2f} points of top-1); {ranking['kept']} is kept"
         )
     sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
-    answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs)
+    probe, probe_outputs = None, None
+    if features is not None:
+        probe_outputs, probe = _add_probe(loop, bank, rows, features, calibration.num_candidates)
+    answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs, probe_outputs)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
@@ -627,6 +664,7 @@ def _finish(
         "best_epoch": loop.best["epoch"],
         **({} if budget is None else {"budget": budget}),
         **({} if answers is None else {"answers": answers}),
+        **({} if probe is None else {"probe": probe}),
         **({} if ranking is None else {"ranking": ranking}),
         "calibrated_on": "train" if loop.dev is None else "dev",
         "seed": recipe.seed,
@@ -656,6 +694,8 @@ def _finish(
         result["budget"] = budget
     if answers is not None:
         result["answers"] = answers
+    if probe is not None:
+        result["probe"] = probe
     if ranking is not None:
         result["ranking"] = ranking
     if recipe.pretrain:
