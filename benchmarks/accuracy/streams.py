@@ -39,10 +39,16 @@ import numpy as np
 import torch
 
 import sosampler as so
+from sosampler._util.arrays import Indices
 from sosampler._util.environment import circumstances
 from sosampler._util.hardware import usable_cores
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.datasets.manifest import SPLITS
+from sosampler.policies.base import Batch, Policy
+from sosampler.policies.learned import probe_outputs
+from sosampler.samplers.answer import Evidence
+from sosampler.samplers.registry import PROBED
+from sosampler.video.candidates import segment_centres
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
@@ -323,6 +329,35 @@ def trained_samplers(arguments: argparse.Namespace) -> dict[str, str]:
 # ---- measuring
 
 
+class UniformProbe(Policy):
+    """Evenly spread frames, answered by a sampler's probe alone: what its class layers give without a choice."""
+
+    name, needs, answer = "uniform, probe", frozenset({"frames"}), PROBED
+
+    def __init__(self, probe: Any) -> None:
+        self.probe = probe
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        return np.stack([segment_centres(count, num_frames) for count in batch.counts.tolist()])
+
+    def gmacs(self, num_candidates: int) -> float:
+        return num_candidates * float(self.probe.weight.numel()) / 1e9
+
+    def evidence(self, batch: Batch) -> Evidence:
+        return Evidence(np.ones(batch.mask.shape), None, batch.mask)
+
+    def frame_logits(self, batch: Batch) -> np.ndarray:
+        return probe_outputs(self.probe, batch.teacher.probed_features())
+
+    def combined(self, evidence: Evidence, logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """Return softmax(sum_t log(1 - r_t + r_t h_t(c) C)), as the probe has learned it."""
+        outputs = torch.from_numpy(logits)
+        chance = outputs.shape[2] - 1
+        shown, hidden = (torch.nn.functional.logsigmoid(sign * outputs[..., -1:]) for sign in (1, -1))
+        each = torch.logaddexp(hidden, shown + outputs[..., :-1].log_softmax(-1) + np.log(chance))
+        return (each * torch.from_numpy(seen[..., None])).sum(1).softmax(-1).numpy()
+
+
 def measure(arguments: argparse.Namespace, results: Results) -> None:
     found, chosen = results.needed("classifiers", "classifier"), results["classifier"]
     precision = fast_precision()
@@ -341,6 +376,8 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
     spread = {f"{name}+{method}": samplers[name] for name in own for method in trials.METHODS}
     plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS, "general"))
     policies = {name: name for name in plain} | samplers | answers | spread
+    if own:  # the probe does not depend on the sampler, so it is the same for all
+        policies |= {UniformProbe.name: UniformProbe(samplers[own[0]].probe)}
     for split in ("dev", "test"):
         if results.data.get(split, {}).get("samplers") == known or "bank10" not in arguments.banks:
             continue
