@@ -334,8 +334,8 @@ class UniformProbe(Policy):
 
     name, needs, answer = "uniform, probe", frozenset({"frames"}), PROBED
 
-    def __init__(self, probe: Any) -> None:
-        self.probe = probe
+    def __init__(self, sampler: Any) -> None:
+        self.probe, self.scale = sampler.probe, sampler.about["probe"]["scale"]
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         return np.stack([segment_centres(count, num_frames) for count in batch.counts.tolist()])
@@ -347,10 +347,12 @@ class UniformProbe(Policy):
         return Evidence(np.ones(batch.mask.shape), None, batch.mask)
 
     def frame_logits(self, batch: Batch) -> np.ndarray:
-        return probe_outputs(self.probe, batch.teacher.probed_features())
+        outputs = probe_outputs(self.probe, batch.teacher.probed_features())
+        outputs[..., :-1] += self.scale * super().frame_logits(batch)
+        return outputs
 
     def combined(self, evidence: Evidence, logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
-        """Return softmax(sum_t log(1 - r_t + r_t h_t(c) C)), as the probe has learned it."""
+        """Return softmax(sum_t log(1 - r_t + r_t p_t(c) C)), as the probe has learned it."""
         outputs = torch.from_numpy(logits)
         chance = outputs.shape[2] - 1
         shown, hidden = (torch.nn.functional.logsigmoid(sign * outputs[..., -1:]) for sign in (1, -1))
@@ -377,7 +379,7 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
     plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS, "general"))
     policies = {name: name for name in plain} | samplers | answers | spread
     if own:  # the probe does not depend on the sampler, so it is the same for all
-        policies |= {UniformProbe.name: UniformProbe(samplers[own[0]].probe)}
+        policies |= {UniformProbe.name: UniformProbe(samplers[own[0]])}
     for split in ("dev", "test"):
         if results.data.get(split, {}).get("samplers") == known or "bank10" not in arguments.banks:
             continue

@@ -1,12 +1,14 @@
-"""The probe of a sampler: linear layers on the classifier's features of single frames.
+"""The probe of a sampler: one linear layer on the classifier's features of single frames.
 
 It learns from the labels of whole videos alone. The evidence of frame t for class c is that of an answer (see
-`samplers.answer`): e_t(c) = log(1 - r_t + r_t h_t(c) C), with the probe's class answer h_t and its relevance r_t. Its
-belief about a video is softmax(sum_t e_t) over all of its candidates, and the loss that of the video's classes.
+`samplers.answer`): e_t(c) = log(1 - r_t + r_t p_t(c) C). The log-odds of r_t are one output of the probe. Its others,
+h_t, correct the classifier's logits l_t: p_t = softmax(a l_t + h_t), where a is learned too. The belief about a video
+is softmax(sum_t e_t) over all of its candidates, and the loss that of the video's classes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +28,11 @@ from sosampler.policies.learned import probe_outputs
 from sosampler.training.baseline_data import heavy_source, keep_features
 from sosampler.video.candidates import uniform_positions
 
-RIDGES = (3e-4, 1e-3, 3e-3, 1e-2)  # weight of the squared weights, of which dev takes one
+RIDGES = (0.01, 0.03, 0.1)  # weight of the squared weights of the classes, of which dev takes one
+# That of the relevance is weaker: it is one output for all videos, and those of the classes have few videos each.
+_OF_RELEVANCE = 0.1
 _STEPS = 60  # of L-BFGS
+_STRENGTHS = tuple(np.linspace(0.1, 1.5, 15).tolist())  # by which beliefs are tempered before they are compared
 _MAX_BYTES = 1 << 30  # of features, in float32
 
 
@@ -35,6 +40,7 @@ class ProbeVideos(NamedTuple):
     """Videos that a probe learns from, or is judged by."""
 
     features: Tensor  # float32 [V, T, D], of the classifier
+    logits: Tensor  # float32 [V, T, C], the classifier's own
     real: Tensor  # bool [V, T], False for repeated frames of a short video
     labels: Tensor  # float32 [V, C]
 
@@ -72,18 +78,26 @@ def find_features(
 
 
 def probe_videos(
-    features: Features, rows: Sequence[int], labels: Tensor, num_candidates: int, *, device: torch.device
+    features: Features,
+    teacher: Teacher,
+    rows: Sequence[int],
+    labels: Tensor,
+    num_candidates: int,
+    *,
+    device: torch.device,
 ) -> ProbeVideos:
     """Read features of evenly spread frames of videos of the bank, as many videos as fit into memory."""
     most = max(1, _MAX_BYTES // (4 * num_candidates * features.width))
     kept = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.int64)
-    values, real = [], []
+    columns: tuple[list[NDArray[Any]], ...] = ([], [], [])
     for row in (rows[index] for index in kept.tolist()):
         stored = features[row]
         positions = uniform_positions(len(stored), num_candidates)
-        values.append(stored[positions].astype(np.float32))
-        real.append(np.diff(positions, prepend=-1) > 0)  # a short video repeats frames
-    tensors = torch.from_numpy(np.stack(values)), torch.from_numpy(np.stack(real)), labels[kept].float()
+        real = np.diff(positions, prepend=-1) > 0  # a short video repeats frames
+        parts = stored[positions].astype(np.float32), teacher[row].features[positions].astype(np.float32), real
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+    tensors = *(torch.from_numpy(np.stack(column)) for column in columns), labels[kept].float()
     return ProbeVideos(*(tensor.to(device) for tensor in tensors))
 
 
@@ -96,24 +110,50 @@ def probe_dev(probe: Any, features: Features, rows: Sequence[int], num_candidate
     return np.stack(outputs)
 
 
-def belief_loss(outputs: Tensor, videos: ProbeVideos, *, multi_label: bool, prior: Tensor) -> Tensor:
-    """Return the mean loss of the probe's belief, from its outputs [V, T, C + 1]; `prior` [C] of each class."""
-    logits, relevance = outputs[..., :-1], outputs[..., -1:]
-    not_shown, shown = F.logsigmoid(-relevance), F.logsigmoid(relevance)
+def beliefs(outputs: Tensor, scale: Tensor, videos: ProbeVideos, *, multi_label: bool) -> Tensor:
+    """Return the logits of the belief [V, C], by outputs of the probe [V, T, C + 1] and the classifier's `scale`."""
+    logits, relevance = outputs[..., :-1] + scale * videos.logits, outputs[..., -1:]
+    hidden, shown = F.logsigmoid(-relevance), F.logsigmoid(relevance)
+    prior = class_prior(videos.labels, multi_label=multi_label)
 
-    def evidence(log_probs: Tensor, log_prior: Tensor) -> Tensor:
-        each = torch.logaddexp(not_shown, shown + log_probs - log_prior)
+    def evidence(log_probs: Tensor, log_prior: float) -> Tensor:
+        each = torch.logaddexp(hidden, shown + log_probs - log_prior)
         return (each * videos.real[..., None]).sum(1)  # [V, C]
 
     if not multi_label:
-        belief = evidence(logits.log_softmax(-1), prior.log())
-        return F.cross_entropy(belief, label_shares(videos.labels, belief.dtype))
-    odds = evidence(F.logsigmoid(logits), prior.log()) - evidence(F.logsigmoid(-logits), torch.log1p(-prior))
-    return F.binary_cross_entropy_with_logits(odds + prior.logit(), videos.labels)
+        return evidence(logits.log_softmax(-1), math.log(prior))
+    against = math.log1p(-prior)
+    odds = evidence(F.logsigmoid(logits), math.log(prior)) - evidence(F.logsigmoid(-logits), against)
+    return odds + math.log(prior) - against
 
 
-def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> tuple[Tensor, Tensor]:
-    """Return the weight [C + 1, D] and bias [C + 1] with the lowest loss plus `ridge` times the squared weights.
+def class_prior(labels: Tensor, *, multi_label: bool) -> float:
+    """Return the prior of each class: 1 / C, or of classes that do not exclude each other their mean frequency."""
+    return float(labels.mean().clamp(1e-4, 0.5)) if multi_label else 1 / labels.shape[1]
+
+
+def loss_of(belief: Tensor, labels: Tensor, *, multi_label: bool) -> Tensor:
+    """Return the mean log loss of the logits of beliefs [V, C]."""
+    if multi_label:
+        return F.binary_cross_entropy_with_logits(belief, labels)
+    return F.cross_entropy(belief, label_shares(labels, belief.dtype))
+
+
+class Probe(NamedTuple):
+    """A linear layer that was fitted, on the CPU."""
+
+    weight: Tensor  # [C + 1, D]
+    bias: Tensor  # [C + 1]
+    scale: Tensor  # of the classifier's logits, a
+
+    def belief(self, videos: ProbeVideos, *, multi_label: bool) -> Tensor:
+        """Return the logits of its belief about videos, [V, C]."""
+        weight, bias, scale = (part.to(videos.features.device) for part in self)
+        return beliefs(F.linear(videos.features, weight, bias), scale, videos, multi_label=multi_label)
+
+
+def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> Probe:
+    """Return the probe with the lowest loss plus `ridge` times its squared weights.
 
     Features count in units of their spread over all frames.
     """
@@ -121,40 +161,37 @@ def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> tuple[
     mean, spread = rows.mean(0), rows.std(0).clamp_min(1e-6)
     scaled = videos._replace(features=(videos.features - mean) / spread)
     classes = videos.labels.shape[1]
-    weight = torch.zeros(classes + 1, rows.shape[1], device=rows.device, requires_grad=True)
-    bias = torch.zeros(classes + 1, device=rows.device, requires_grad=True)
-    prior = class_prior(videos.labels, multi_label=multi_label)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    weight, bias, scale = (
+        torch.zeros(shape, device=rows.device) for shape in ((classes + 1, rows.shape[1]), classes + 1, ())
+    )
+    learned = [part.requires_grad_() for part in (weight, bias, scale)]
+    penalty = torch.full((classes + 1, 1), ridge, device=rows.device)
+    penalty[-1] *= _OF_RELEVANCE
+    optimizer = torch.optim.LBFGS(learned, max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        outputs = F.linear(scaled.features, weight, bias)
-        loss = belief_loss(outputs, scaled, multi_label=multi_label, prior=prior) + ridge * weight.square().sum()
+        belief = beliefs(F.linear(scaled.features, weight, bias), scale, scaled, multi_label=multi_label)
+        loss = loss_of(belief, scaled.labels, multi_label=multi_label) + (penalty * weight.square()).sum()
         loss.backward()
         return loss
 
     optimizer.step(closure)
     with torch.no_grad():
         weight = weight / spread
-        return weight.cpu(), (bias - weight @ mean).cpu()
+        return Probe(weight.cpu(), (bias - weight @ mean).cpu(), scale.detach().cpu())
 
 
-def class_prior(labels: Tensor, *, multi_label: bool) -> Tensor:
-    """Return the prior of each class [C]: 1 / C, or of classes that do not exclude each other their mean frequency."""
-    classes = labels.shape[1]
-    value = float(labels.mean().clamp(1e-4, 0.5)) if multi_label else 1 / classes
-    return torch.full((classes,), value, device=labels.device)
+def choose_probe(train: ProbeVideos, dev: ProbeVideos, *, multi_label: bool) -> tuple[Probe, dict[str, Any]]:
+    """Return the probe whose belief has the lowest loss on dev, of those with each ridge, and facts.
 
-
-def choose_probe(
-    train: ProbeVideos, dev: ProbeVideos, *, multi_label: bool
-) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-    """Return the probe whose belief has the lowest loss on dev, of those with each ridge, and what they have there."""
-    prior = class_prior(train.labels, multi_label=multi_label)
+    Beliefs are compared at the strength that suits each best, since an answer fits its own.
+    """
     probes = [fit_probe(train, ridge, multi_label=multi_label) for ridge in RIDGES]
     losses = []
-    for weight, bias in probes:
-        outputs = F.linear(dev.features.cpu(), weight, bias).to(dev.labels.device)
-        losses.append(float(belief_loss(outputs, dev, multi_label=multi_label, prior=prior)))
+    for probe in probes:
+        belief = probe.belief(dev, multi_label=multi_label)
+        losses.append(min(float(loss_of(s * belief, dev.labels, multi_label=multi_label)) for s in _STRENGTHS))
     best = int(np.argmin(losses))
-    return probes[best], {"ridge": RIDGES[best], "log_loss": dict(zip(map(str, RIDGES), losses, strict=True))}
+    facts = {"ridge": RIDGES[best], "scale": float(probes[best].scale), "videos": len(train.labels)}
+    return probes[best], {**facts, "log_loss": dict(zip(map(str, RIDGES), losses, strict=True))}

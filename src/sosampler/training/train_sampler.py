@@ -557,20 +557,25 @@ def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str
 
 
 def _add_probe(
-    loop: SamplerLoop, bank: Bank, rows: dict[str, list[int]], features: Features, num_candidates: int
+    loop: SamplerLoop,
+    bank: Bank,
+    outputs: Teacher,
+    rows: dict[str, list[int]],
+    features: Features,
+    num_candidates: int,
 ) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """Give the sampler a probe of the classifier's features; return its outputs for dev [V, T, C + 1] and facts."""
     sampler, device = loop.evaluated, loop.processes.device
     train, dev = (
-        probe_videos(features, rows[name], bank_labels(bank, rows[name]), num_candidates, device=device)
+        probe_videos(features, outputs, rows[name], bank_labels(bank, rows[name]), num_candidates, device=device)
         for name in ("train", "dev")
     )
-    (weight, bias), facts = choose_probe(train, dev, multi_label=sampler.multi_label)
-    if not weight.isfinite().all():
+    probe, facts = choose_probe(train, dev, multi_label=sampler.multi_label)
+    if not all(part.isfinite().all() for part in probe):
         raise diverged("the weights of the probe are not finite", loop.recipe.lr, loop.precision)
-    sampler.set_probe(weight, bias, features.fingerprint)
-    loop.say(f"probe: learned from {len(train.labels)} videos, ridge {facts['ridge']:g}")
-    return probe_dev(sampler.probe, features, rows["dev"], num_candidates), {"videos": len(train.labels), **facts}
+    sampler.set_probe(probe.weight, probe.bias, features.fingerprint)
+    loop.say(f"probe: learned from {facts['videos']} videos, ridge {facts['ridge']:g}")
+    return probe_dev(sampler.probe, features, rows["dev"], num_candidates), facts
 
 
 def _add_answers(
@@ -646,7 +651,7 @@ def _finish(
     sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
     probe, probe_outputs = None, None
     if features is not None:
-        probe_outputs, probe = _add_probe(loop, bank, rows, features, calibration.num_candidates)
+        probe_outputs, probe = _add_probe(loop, bank, outputs, rows, features, calibration.num_candidates)
     answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs, probe_outputs)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
