@@ -144,7 +144,7 @@ def _streams(files: Files) -> list[str]:
         f"{others} are not tuned here, and of an earlier run with another training of the classifier and fewer "
         "seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
-        f"[More](docs/results/streams.md). {' '.join(streams_table.first_rule(result))}".rstrip(),
+        f"[More](docs/results/streams.md). {' '.join(streams_table.seen_of_test(result))}".rstrip(),
         f"{_beside_learned_methods(systems, 'other learned methods on streams', of_own)} {', '.join(own)} look at all "
         f"frames with the network that {TITLES['default']} trained.",
     ]
