@@ -164,12 +164,11 @@ def add_to_bank(arguments: argparse.Namespace, path: Path, trials_of: dict[str, 
     if not _has_all(so.Bank(path), results.data):
         classifier = so.create_classifier(arguments.classifier, device=device())
         teach(path, classifier)
-        if all(method in PICTURES for method in trials_of):  # these read no features
-            return f"answers for {path.name} are there: {time.perf_counter() - begin:.0f} s"
-        for network in (classifier, light_network(arguments.sampler_weights).to(device())):
-            known = so.Bank(path).feature_sets.values()
-            network.precision = _precision(known, network.fingerprint(), "computed_in")
-            so.add_features(path, network)
+        if all(method in PICTURES for method in trials_of):  # these read no light features
+            return f"answers and features for {path.name} are there: {time.perf_counter() - begin:.0f} s"
+        light = light_network(arguments.sampler_weights).to(device())
+        light.precision = _precision(so.Bank(path).feature_sets.values(), light.fingerprint(), "computed_in")
+        so.add_features(path, light)
     sources: dict[str, FeatureSource] = {}
     for method, tried in trials_of.items():
         if method in SOURCES and method not in trials.PIXELS:
@@ -198,10 +197,10 @@ def _has_all(bank: so.Bank, result: dict[str, Any]) -> bool:
 
 
 def teach(bank: Path, classifier: Any) -> None:
-    """Run the classifier on the frames that have no outputs yet."""
+    """Run the classifier on the frames that have no outputs or features yet."""
     known = so.Bank(bank).teachers.values()
     classifier.precision = _precision(known, classifier.fingerprint(), "precision")
-    so.add_teacher(bank, classifier)
+    so.add_teacher(bank, classifier, probe_features=True)
 
 
 def _precision(known: Iterable[dict[str, Any]], fingerprint: str, key: str) -> str:
@@ -417,8 +416,8 @@ def choosing(tasks: dict[str, Task]) -> dict[str, str]:
     for name, task in tasks.items():
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
-            # Without a classifier; and with the mean over frames, which every other method that chooses frames has.
-            policies |= {f"{name}+{answer}": task["out"] for answer in ("answer", "mean")}
+            # Without a classifier; with the mean over frames, as other methods that choose frames; without the probe.
+            policies |= {f"{name}+{answer}": task["out"] for answer in ("answer", "mean", "fused")}
         # Networks on pixels take minutes for these, so the first training of such a system stands for all.
         if task["sampler"] not in PICTURES and (task["sampler"] not in trials.PIXELS or name == first[task["sampler"]]):
             policies[f"{name}@{trials.UNIFORM}"] = task["out"]

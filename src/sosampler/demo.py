@@ -134,6 +134,7 @@ def run_demo(
             folder / "bank",
             num_candidates=chosen.num_candidates,
             size=_VIDEOS["size"],
+            probe_features=True,
             workers=chosen.workers,
             on_progress=lambda progress: preparing.reach(progress.done),
         )

@@ -27,7 +27,7 @@ from sosampler.evaluation.clip_scores import clips_for
 from sosampler.paper.experiments import CASES, INDEPENDENCE, THROUGHPUT, Experiment, Pair, RowRecipe
 from sosampler.paper.locations import Location
 from sosampler.samplers.folder import is_sampler_folder
-from sosampler.samplers.recipe import SETTINGS, SamplerRecipe, check_known, read_recipe
+from sosampler.samplers.recipe import BEST, SETTINGS, SamplerRecipe, check_known, read_recipe
 from sosampler.samplers.registry import RECIPES, load_sampler
 from sosampler.training.baseline_data import light_source
 from sosampler.training.checkpoints import RESULT
@@ -261,8 +261,11 @@ def train_one(
         given |= {"classifier": classifier, "light": request.light, "features": features_of(request, baseline)}
     else:
         given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
-        if training.full_recipe().loss == "reinforce" and location.about["pooling"] != "mean":
-            given["classifier"] = location.classifier  # it is run on the clips that are drawn
+        recipe = training.full_recipe()
+        drawn = recipe.loss == "reinforce" and location.about["pooling"] != "mean"
+        # It is run on the clips that are drawn, or for the features that a probe learns from.
+        if drawn or (recipe.answer == BEST and location.classifier is not None):
+            given["classifier"] = location.classifier
     return dict(train(**given, say=say).result)
 
 

@@ -72,6 +72,7 @@ def find_features(
         )
         return None
     if probed_layer(network) is None:
+        say(f"no probe: {network.name} does not average what one linear layer gives for each frame")
         return None
     keep_features(bank, [heavy_source(bank, network)], device=str(device), say=say)
     return bank.features_of_teacher(teacher)
