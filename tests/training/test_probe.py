@@ -53,7 +53,7 @@ def test_the_belief_and_its_loss_by_loops(multi_label: bool) -> None:
         else:
             whole = math.log(sum(math.exp(value) for value in belief))
             total -= sum(belief[c] - whole for c in true) / len(true)
-    found = beliefs(outputs, torch.tensor(0.7), videos, multi_label=multi_label)
+    found = beliefs(outputs, torch.tensor(0.7), videos, prior, multi_label=multi_label)
     assert float(loss_of(found, labels, multi_label=multi_label)) == pytest.approx(total / 3, rel=1e-5)
 
 
@@ -75,7 +75,9 @@ def problem(videos: int, seed: int, *, wide: int = 24) -> tuple[ProbeVideos, tor
 
 def test_it_learns_classes_and_relevance_from_labels_of_videos() -> None:
     (train_videos, _), (dev, _), (test, shows) = problem(300, 0), problem(80, 1), problem(400, 2)
-    probe, facts = choose_probe(train_videos, dev, multi_label=False)
+    found = choose_probe(train_videos, dev, multi_label=False)
+    assert found is not None
+    probe, facts = found
     outputs = torch.nn.functional.linear(test.features, probe.weight, probe.bias)
     assert roc_auc_score(shows.flatten(), outputs[..., -1].flatten()) > 0.95
     right = (outputs[..., :-1] + probe.scale * test.logits).argmax(-1) == test.labels.argmax(1)[:, None]

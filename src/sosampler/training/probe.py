@@ -31,9 +31,11 @@ from sosampler.video.candidates import uniform_positions
 RIDGES = (0.01, 0.03, 0.1)  # weight of the squared weights of the classes, of which dev takes one
 # That of the relevance is weaker: it is one output for all videos, and those of the classes have few videos each.
 _OF_RELEVANCE = 0.1
+_LEAST_SPREAD = 0.1  # of a feature, as a share of the median feature's
 _STEPS = 60  # of L-BFGS
 _STRENGTHS = tuple(np.linspace(0.1, 1.5, 15).tolist())  # by which beliefs are tempered before they are compared
-_MAX_BYTES = 1 << 30  # of features, in float32
+_MAX_BYTES = 1 << 30  # of features and of what the fit keeps of each frame, in float32
+_KEPT = 8  # tensors [V, T, C] that a step of the fit holds
 
 
 class ProbeVideos(NamedTuple):
@@ -88,7 +90,7 @@ def probe_videos(
     device: torch.device,
 ) -> ProbeVideos:
     """Read features of evenly spread frames of videos of the bank, as many videos as fit into memory."""
-    most = max(1, _MAX_BYTES // (4 * num_candidates * features.width))
+    most = max(1, _MAX_BYTES // (4 * num_candidates * (features.width + _KEPT * labels.shape[1])))
     kept = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.int64)
     columns: tuple[list[NDArray[Any]], ...] = ([], [], [])
     for row in (rows[index] for index in kept.tolist()):
@@ -111,11 +113,10 @@ def probe_dev(probe: Any, features: Features, rows: Sequence[int], num_candidate
     return np.stack(outputs)
 
 
-def beliefs(outputs: Tensor, scale: Tensor, videos: ProbeVideos, *, multi_label: bool) -> Tensor:
+def beliefs(outputs: Tensor, scale: Tensor, videos: ProbeVideos, prior: float, *, multi_label: bool) -> Tensor:
     """Return the logits of the belief [V, C], by outputs of the probe [V, T, C + 1] and the classifier's `scale`."""
     logits, relevance = outputs[..., :-1] + scale * videos.logits, outputs[..., -1:]
     hidden, shown = F.logsigmoid(-relevance), F.logsigmoid(relevance)
-    prior = class_prior(videos.labels, multi_label=multi_label)
 
     def evidence(log_probs: Tensor, log_prior: float) -> Tensor:
         each = torch.logaddexp(hidden, shown + log_probs - log_prior)
@@ -146,11 +147,13 @@ class Probe(NamedTuple):
     weight: Tensor  # [C + 1, D]
     bias: Tensor  # [C + 1]
     scale: Tensor  # of the classifier's logits, a
+    prior: float  # of each class
 
     def belief(self, videos: ProbeVideos, *, multi_label: bool) -> Tensor:
         """Return the logits of its belief about videos, [V, C]."""
-        weight, bias, scale = (part.to(videos.features.device) for part in self)
-        return beliefs(F.linear(videos.features, weight, bias), scale, videos, multi_label=multi_label)
+        weight, bias, scale = (part.to(videos.features.device) for part in self[:3])
+        outputs = F.linear(videos.features, weight, bias)
+        return beliefs(outputs, scale, videos, self.prior, multi_label=multi_label)
 
 
 def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> Probe:
@@ -158,8 +161,11 @@ def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> Probe:
 
     Features count in units of their spread over all frames.
     """
-    rows = videos.features.flatten(0, 1)
-    mean, spread = rows.mean(0), rows.std(0).clamp_min(1e-6)
+    rows = videos.features[videos.real]
+    mean, spread = rows.mean(0), rows.std(0)
+    # What hardly ever differs in train must not count for much where it does.
+    spread = spread.clamp_min(_LEAST_SPREAD * float(spread.median()) + torch.finfo(spread.dtype).tiny)
+    prior = class_prior(videos.labels, multi_label=multi_label)
     scaled = videos._replace(features=(videos.features - mean) / spread)
     classes = videos.labels.shape[1]
     weight, bias, scale = (
@@ -172,7 +178,7 @@ def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> Probe:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        belief = beliefs(F.linear(scaled.features, weight, bias), scale, scaled, multi_label=multi_label)
+        belief = beliefs(F.linear(scaled.features, weight, bias), scale, scaled, prior, multi_label=multi_label)
         loss = loss_of(belief, scaled.labels, multi_label=multi_label) + (penalty * weight.square()).sum()
         loss.backward()
         return loss
@@ -180,19 +186,24 @@ def fit_probe(videos: ProbeVideos, ridge: float, *, multi_label: bool) -> Probe:
     optimizer.step(closure)
     with torch.no_grad():
         weight = weight / spread
-        return Probe(weight.cpu(), (bias - weight @ mean).cpu(), scale.detach().cpu())
+        return Probe(weight.cpu(), (bias - weight @ mean).cpu(), scale.detach().cpu(), prior)
 
 
-def choose_probe(train: ProbeVideos, dev: ProbeVideos, *, multi_label: bool) -> tuple[Probe, dict[str, Any]]:
+def choose_probe(train: ProbeVideos, dev: ProbeVideos, *, multi_label: bool) -> tuple[Probe, dict[str, Any]] | None:
     """Return the probe whose belief has the lowest loss on dev, of those with each ridge, and facts.
 
-    Beliefs are compared at the strength that suits each best, since an answer fits its own.
+    Beliefs are compared at the strength that suits each best, since an answer fits its own. None where no loss is
+    finite.
     """
-    probes = [fit_probe(train, ridge, multi_label=multi_label) for ridge in RIDGES]
-    losses = []
-    for probe in probes:
+    probes, losses = {}, {}
+    for ridge in RIDGES:
+        probe = fit_probe(train, ridge, multi_label=multi_label)
         belief = probe.belief(dev, multi_label=multi_label)
-        losses.append(min(float(loss_of(s * belief, dev.labels, multi_label=multi_label)) for s in _STRENGTHS))
-    best = int(np.argmin(losses))
-    facts = {"ridge": RIDGES[best], "scale": float(probes[best].scale), "videos": len(train.labels)}
-    return probes[best], {**facts, "log_loss": dict(zip(map(str, RIDGES), losses, strict=True))}
+        loss = min(float(loss_of(s * belief, dev.labels, multi_label=multi_label)) for s in _STRENGTHS)
+        if math.isfinite(loss):
+            probes[ridge], losses[ridge] = probe, loss
+    if not losses:
+        return None
+    best = min(losses, key=lambda ridge: losses[ridge])
+    facts = {"ridge": best, "scale": float(probes[best].scale), "videos": len(train.labels)}
+    return probes[best], {**facts, "log_loss": {str(ridge): loss for ridge, loss in losses.items()}}

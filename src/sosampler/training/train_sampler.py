@@ -563,16 +563,18 @@ def _add_probe(
     rows: dict[str, list[int]],
     features: Features,
     num_candidates: int,
-) -> tuple[NDArray[np.float64], dict[str, Any]]:
+) -> tuple[NDArray[np.float64], dict[str, Any]] | None:
     """Give the sampler a probe of the classifier's features; return its outputs for dev [V, T, C + 1] and facts."""
     sampler, device = loop.evaluated, loop.processes.device
     train, dev = (
         probe_videos(features, outputs, rows[name], bank_labels(bank, rows[name]), num_candidates, device=device)
         for name in ("train", "dev")
     )
-    probe, facts = choose_probe(train, dev, multi_label=sampler.multi_label)
-    if not all(part.isfinite().all() for part in probe):
-        raise diverged("the weights of the probe are not finite", loop.recipe.lr, loop.precision)
+    found = choose_probe(train, dev, multi_label=sampler.multi_label)
+    if found is None:
+        loop.say("no probe: its loss on dev is not finite; check the classifier's features")
+        return None
+    probe, facts = found
     sampler.set_probe(probe.weight, probe.bias, features.fingerprint)
     loop.say(f"probe: learned from {facts['videos']} videos, ridge {facts['ridge']:g}")
     return probe_dev(sampler.probe, features, rows["dev"], num_candidates), facts
@@ -651,7 +653,8 @@ def _finish(
     sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
     probe, probe_outputs = None, None
     if features is not None:
-        probe_outputs, probe = _add_probe(loop, bank, outputs, rows, features, calibration.num_candidates)
+        added = _add_probe(loop, bank, outputs, rows, features, calibration.num_candidates)
+        probe_outputs, probe = (None, None) if added is None else added
     answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs, probe_outputs)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
