@@ -378,7 +378,9 @@ def measure(arguments: argparse.Namespace, results: Results) -> None:
     spread = {f"{name}+{method}": samplers[name] for name in own for method in trials.METHODS}
     plain = dict.fromkeys((*trials.RULES, *trials.SELECTORS, "general"))
     policies = {name: name for name in plain} | samplers | answers | spread
-    if own:  # the probe does not depend on the sampler, so it is the same for all
+    if (
+        own and samplers[own[0]].probe is not None
+    ):  # the probe does not depend on the sampler, so it is the same for all
         policies |= {UniformProbe.name: UniformProbe(samplers[own[0]])}
     for split in ("dev", "test"):
         if results.data.get(split, {}).get("samplers") == known or "bank10" not in arguments.banks:

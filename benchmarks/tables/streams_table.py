@@ -145,7 +145,7 @@ def _short(result: Result) -> list[str]:
 
 def seen_of_test(result: Result) -> list[str]:
     """Return what was known of test when the answers were made, as one paragraph."""
-    if "first_answer_rule" not in result:
+    if "first_answer_rule" not in result or not _has_probe(result):
         return []
     first, fused = result["first_answer_rule"], without_probe(result)
     kept = " and ".join(f"`{kind}` for {first['kept'].count(kind)}" for kind in dict.fromkeys(first["kept"]))
@@ -164,8 +164,12 @@ def without_probe(result: Result) -> Line:
     return next(line for line in result["at_budget"] if line["policy"] == f"{OWN}+fused")
 
 
+def _has_probe(result: Result) -> bool:
+    return any(line["policy"] == f"{OWN}+probed" for line in result["table"])
+
+
 def _before(result: Result) -> str:
-    if "first_answer_rule" not in result:
+    if not _has_probe(result):
         return ""
     return f" ({100 * without_probe(result)[METRIC]:.1f} % without the probe)"
 

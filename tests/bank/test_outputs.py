@@ -27,7 +27,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.format import TEACHER
 from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
-from sosampler.bank.prepare import add_features, add_teacher
+from sosampler.bank.prepare import add_features, add_teacher, prepare
 from sosampler.cli.main import app as commands
 from sosampler.cli.prepare import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
@@ -529,8 +529,8 @@ def test_one_pass_gives_outputs_and_features(bank: Bank, tmp_path: Path, monkeyp
     add_teacher(third, network, batch=4)
     without, passes[:] = len(passes), []
     add_teacher(bank, network, probe_features=True, batch=4)
-    # One more to learn their width, before the first frame
-    assert len(passes) == without + 1
+    # Before the first frame it is tried, with and without a probe, and their width is learned.
+    assert len(passes) == without + 3
     assert contents(bank.path) == contents(other.path)
     assert bank.features_of_teacher(bank.teacher()).name == network.fingerprint()
     for folder in (bank.folder.features(network.fingerprint()), bank.folder.output(TEACHER, network.fingerprint())):
@@ -541,8 +541,52 @@ def test_one_pass_gives_outputs_and_features(bank: Bank, tmp_path: Path, monkeyp
     assert add_teacher(third, network, batch=4).features_of_teacher(third.teacher()) is None
 
 
+def test_a_bank_whose_classifier_ran_in_other_batches(tmp_path: Path) -> None:
+    """The teacher's batch size stays, and that of features that are there; nothing is half done."""
+    manifest = make_videos(tmp_path) / "m.csv"
+    network = create_classifier("timm:test_resnet", class_names=["x", "y"], input_size=32)
+    given: dict[str, Any] = {"num_candidates": 4, "workers": 0, "device": "cpu"}
+    for name, features_first in (("new", False), ("there", True)):
+        out = tmp_path / name
+        first = prepare(manifest, network, out, batch=5, **given)
+        if features_first:
+            add_features(first, network, batch=3)
+        found = prepare(manifest, network, out, probe_features=True, **given)
+        features = found.features_of_teacher(found.teacher())
+        assert features is not None
+        assert (found.teacher().about["batch"], features.about["batch"]) == (5, 3 if features_first else 5)
+        assert all(len(features[row]) == 4 for row in range(len(found)))
+
+
+def test_features_that_are_there_in_another_way(bank: Bank) -> None:
+    network = create_classifier("timm:test_resnet", num_classes=3, input_size=32)
+    bank = add_features(add_teacher(bank, network), network, precision="float32")
+    before = contents(bank.path)
+    assert contents(add_teacher(bank, network, probe_features=True).path) == before
+    # Those of a run that was broken off do not hide a complete set of another name.
+    for file in bank.folder.features(network.fingerprint()).path.glob("00001.*"):
+        file.unlink()
+    assert bank.features_of_teacher(bank.teacher()) is None
+    found = add_features(bank, network, name="whole").features_of_teacher(bank.teacher())
+    assert found is not None
+    assert found.name == "whole"
+
+
+def test_what_has_no_probe_features(bank: Bank, tmp_path: Path) -> None:
+    exits = create_classifier("timm:test_resnet", num_classes=3, input_size=32, head="frameexit")
+    with pytest.raises(InvalidArgument, match="probe_features=True is for a probe, but the classifier"):
+        add_teacher(bank, exits, probe_features=True)
+    assert not bank.teachers
+    with pytest.raises(InvalidArgument, match="are features of a classifier, but none is given"):
+        prepare(make_videos(tmp_path) / "m.csv", out=tmp_path / "none", probe_features=True)
+    assert not (tmp_path / "none").exists()
+
+
 def test_the_command_prepares_both(tmp_path: Path) -> None:
     manifest = make_videos(tmp_path) / "m.csv"
+    bare = CliRunner().invoke(commands, ["prepare", str(manifest), "--probe-features"])
+    assert isinstance(bare.exception, InvalidArgument)
+    assert "--probe-features configures a classifier, but none is given" in str(bare.exception)
     save_classifier(create_classifier("timm:test_resnet", class_names=["x", "y"], input_size=32), tmp_path / "mine")
     given = ["-c", str(tmp_path / "mine"), "-t", "4", "--out", str(tmp_path / "bank"), "--workers", "0"]
     done = CliRunner().invoke(commands, ["prepare", str(manifest), *given, "--probe-features"])

@@ -130,6 +130,8 @@ def test_page_of_streams() -> None:
     assert not tables.seen_of_test(result)
     result["first_answer_rule"] = {"kept": ["fused", "weighted", "weighted"], "line": own_line(result, 3)}
     result["at_budget"].append({**_line("default+fused", 1, 0.35), "dev": 0.3, "dev_gmacs": 2.0})
+    assert not tables.seen_of_test(result)  # no probe
+    result["table"].append(_line("default+probed", 2, 0.42))
     (text,) = tables.seen_of_test(result)
     assert "kept `fused` for 1 and `weighted` for 2 of 3 seeds, 43.0 ± 1.0 % with 3 frames." in text
     # From 0.26 to 0.56, 0.35 is at 9/30.

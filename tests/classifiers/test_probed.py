@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import sosampler as so
-from sosampler.classifiers.base import Penultimate
-from sosampler.classifiers.probed import ProbedClassifier, probed_layer
+from sosampler.classifiers.base import Penultimate, class_layer
+from sosampler.classifiers.probed import ProbedClassifier, probe_refusal
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.sosampler import SOSampler
@@ -28,10 +28,8 @@ def classifier(*, multi_label: bool = False) -> Any:
 
 
 def probe_of(found: Any) -> tuple[Tensor, Tensor]:
-    layer = probed_layer(found)
-    assert layer is not None
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(4, layer.in_features, generator=generator), torch.randn(4, generator=generator)
+    return torch.randn(4, class_layer(found).in_features, generator=generator), torch.randn(4, generator=generator)
 
 
 def by_hand(found: Any, weight: Tensor, bias: Tensor) -> Tensor:
@@ -56,7 +54,7 @@ def test_both_answer_in_one_pass(multi_label: bool) -> None:
     assert found.fingerprint() == fingerprint
 
 
-@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_the_engine_gives_the_same(backend: str) -> None:
     found = classifier()
     probed = ProbedClassifier(found, *probe_of(found))
@@ -80,14 +78,44 @@ class Scaled(nn.Module):
         return out
 
 
-def test_what_has_no_place_for_a_probe_is_refused() -> None:
+class TextHead(nn.Module):
+    """Has no layer over the classes: they are the rows of a table, as of texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.register_buffer("texts", torch.randn(12, 3, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, frames: Tensor) -> Tensor:
+        out: Tensor = self.features(frames) @ self.texts
+        return out
+
+
+def wrapped(module: nn.Module) -> Any:
+    return so.wrap_classifier(module, class_names=CLASSES, input_size=16, layout="BCHW")
+
+
+def test_what_has_no_place_for_a_probe() -> None:
+    assert probe_refusal(classifier()) is None
+    assert probe_refusal(classifier(multi_label=True)) is None
+    for found in (
+        wrapped(Scaled()),
+        wrapped(TextHead()),
+        so.create_classifier("timm:test_resnet", class_names=CLASSES, input_size=32, head="frameexit"),
+        so.create_classifier("timm:deit_tiny_distilled_patch16_224", num_classes=3, input_size=32),  # two heads
+        so.create_classifier("x3d_s", num_classes=3),
+    ):
+        assert "does not average what one linear layer gives" in str(probe_refusal(found)), found.name
+    weight, bias = probe_of(classifier())
+    with pytest.raises(InvalidArgument, match=f"the probe of this sampler reads {weight.shape[1] - 1}"):
+        ProbedClassifier(classifier(), weight[:, 1:], bias)
+
+
+def test_all_other_weights_are_shared() -> None:
     found = classifier()
-    weight, bias = probe_of(found)
-    with pytest.raises(InvalidArgument, match=f"linear layer of {weight.shape[1] - 1} features"):
-        ProbedClassifier(found, weight[:, 1:], bias)
-    exits = so.create_classifier("timm:test_resnet", class_names=CLASSES, input_size=32, head="frameexit")
-    assert probed_layer(exits) is None
-    assert probed_layer(so.create_classifier("x3d_s", num_classes=3)) is None
-    scaled = so.wrap_classifier(Scaled(), class_names=CLASSES, input_size=16, layout="BCHW")
-    with pytest.raises(InvalidArgument, match="changes the outputs of its class layer"):
-        ProbedClassifier(scaled, torch.zeros(4, 12), torch.zeros(4))
+    state = torch.get_rng_state()
+    probed = ProbedClassifier(found, *probe_of(found))
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
+    own = {id(parameter) for parameter in found.parameters()}
+    new = [name for name, parameter in probed.named_parameters() if id(parameter) not in own]
+    assert new == ["net.fc.weight", "net.fc.bias"]

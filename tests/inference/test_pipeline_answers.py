@@ -258,13 +258,20 @@ def test_a_probe_needs_its_classifier(world: World, tmp_path: Path, caplog: pyte
     for options, text in (
         ({"classifier": other}, "its probe reads features of the classifier"),
         ({"precision": "int8"}, "has no outputs for a probe"),
-        ({"classifier": so.create_classifier("timm:test_vit", class_names=CLASSES, input_size=32)}, "its probe reads"),
+        ({"classifier": _without_class_layer()}, "its probe reads features of the classifier"),
     ):
         given = {"classifier": world.classifier, "num_frames": 2, **options}
         with pytest.raises(InvalidArgument, match=text):
             Pipeline(sampler, given.pop("classifier"), answer="probed", **given)
     assert Pipeline(sampler, other, num_frames=2).answer == "fused"
     assert "the answer is 'fused' instead of 'probed', since its probe reads" in caplog.text
+    # A network that changes its class layer's outputs, whose features a bank may have all the same
+    changing = _without_class_layer()
+    probed = copy.deepcopy(sampler)
+    probed.set_probe(torch.zeros(4, 12), torch.zeros(4), changing.fingerprint())
+    caplog.clear()
+    assert Pipeline(probed, changing, num_frames=2).answer == "fused"
+    assert "does not average what one linear layer gives for each frame" in caplog.text
     # A bank without features
     options = {"num_frames": 2, "num_candidates": T, "bootstrap": 0, "device": "cpu"}
     bare = so.add_teacher(
@@ -280,6 +287,16 @@ def test_a_probe_needs_its_classifier(world: World, tmp_path: Path, caplog: pyte
     notes: list[str] = []
     assert evaluate(bare, {"s": sampler}, say=notes.append, **options).rows[0].answer == "fused"
     assert any("instead of 'probed'" in text for text in notes)
+
+
+def test_the_own_answer_does_not_pay_for_the_probe(world: World) -> None:
+    sampler = copy.deepcopy(world.sampler)
+    sampler.answer = {**SETTINGS, "default": "probed"}
+    given = {"num_candidates": T, "num_frames": 2, "bootstrap": 0, "device": "cpu", "classifier": world.classifier}
+    rows = {row.policy: row for row in evaluate(world.bank, {"s": sampler, "s+answer": sampler}, **given).rows}
+    assert rows["s"].answer == "probed"
+    assert rows["s+answer"].gmacs == pytest.approx(sampler.gmacs(T), rel=1e-9)
+    assert rows["s"].sampler_gmacs > rows["s+answer"].sampler_gmacs
 
 
 def test_large_videos_are_chosen_elsewhere(world: World) -> None:
@@ -326,6 +343,20 @@ def test_what_cannot_be(world: World, caplog: pytest.LogCaptureFixture) -> None:
         so.select(world.videos[0], so.Auto(sure=0.9), policy=folder)
     with pytest.raises(InvalidArgument, match="there is none among the policies"):
         evaluate(world.bank, [f"{folder}+mean"], num_frames=[2, "auto"], num_candidates=T, auto_sure=0.9, bootstrap=0)
+
+
+def _without_class_layer() -> so.Classifier:
+    """A network of frames whose classes are the rows of a table."""
+
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(12, 3, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, frames: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.adaptive_avg_pool2d(frames, 2).flatten(1) @ self.table
+
+    return so.wrap_classifier(Table(), class_names=CLASSES, input_size=16, layout="BCHW")
 
 
 class _ClipNet(torch.nn.Module):

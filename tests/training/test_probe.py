@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,21 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import sosampler as so
-from sosampler.training.probe import Probe, ProbeVideos, beliefs, choose_probe, class_prior, fit_probe, loss_of
+from sosampler.bank.writer import writing_bank
+from sosampler.training import probe as probe_module
+from sosampler.training.probe import (
+    Probe,
+    ProbeVideos,
+    beliefs,
+    choose_probe,
+    class_prior,
+    fit_probe,
+    loss_of,
+    probe_dev,
+    probe_videos,
+)
 from sosampler.training.train_sampler import train
+from sosampler.video.candidates import uniform_positions
 from tests.factories import SAMPLER_QUICK, make_bank
 
 
@@ -116,12 +130,83 @@ def test_the_fit_is_a_minimum() -> None:
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=0)
 
 
+def test_what_is_read_of_a_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evenly spread frames, of which those that a short video repeats count once; as many videos as fit."""
+    bank, _ = bank_of_a_classifier(tmp_path, probe_features=True)
+    teacher = bank.teacher(next(name for name in bank.teachers if name in bank.feature_sets))
+    features = bank.features_of_teacher(teacher)
+    assert features is not None
+    labels = torch.eye(3)[[row % 3 for row in range(48)]]
+    videos = probe_videos(features, teacher, range(48), labels, 8, device=torch.device("cpu"))
+    lengths = [len(features[row]) for row in range(48)]
+    assert set(lengths) == {6, 8}
+    assert videos.real.sum(1).tolist() == lengths
+    positions = uniform_positions(6, 8)
+    assert videos.real[1].tolist() == [place == 0 or positions[place] > positions[place - 1] for place in range(8)]
+    np.testing.assert_array_equal(videos.features[1].numpy(), features[1][positions].astype(np.float32))
+    np.testing.assert_array_equal(videos.logits[1].numpy(), teacher[1].features[positions])
+    probe = torch.nn.Linear(features.width, 4)
+    found = probe_dev(probe, features, range(48), 8)
+    expected = probe(videos.features).detach().double().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    monkeypatch.setattr(probe_module, "_MAX_BYTES", 4 * 8 * (features.width + 8 * 3) * 5)
+    few = probe_videos(features, teacher, range(48), labels, 8, device=torch.device("cpu"))
+    assert len(few.labels) == 5
+    kept = [0, 12, 24, 35, 47]
+    assert torch.equal(few.labels, labels[kept])
+    assert torch.equal(few.features, videos.features[kept])
+
+
+def test_repeated_frames_do_not_count() -> None:
+    """A video with fewer frames gives the same probe however they are repeated."""
+    videos, _ = problem(60, 3)
+    real = torch.ones(60, 6, dtype=torch.bool)
+    real[::2, 4:] = False
+    changed = videos._replace(real=real)
+    other = changed._replace(features=torch.where(real[..., None], videos.features, 1e3))
+    for one, two in zip(*(fit_probe(each, 3e-2, multi_label=False)[:3] for each in (changed, other)), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_feature_that_hardly_differs_stays_bounded() -> None:
+    videos, _ = problem(60, 3)
+    rare = torch.zeros(60, 6, 1)
+    rare[0, 0] = 1e-4
+    wide = videos._replace(features=torch.cat([videos.features, rare], 2))
+    probe = fit_probe(wide, 1e-2, multi_label=False)
+    usual = videos.features.flatten(0, 1).std(0).median()
+    assert float(probe.weight[:, -1].abs().max() * usual) < 10 * float((probe.weight[:, :-1] * usual).abs().max())
+
+
+def test_losses_that_are_not_finite_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    (train_videos, _), (dev, _) = problem(40, 0), problem(20, 1)
+    real = probe_module.fit_probe
+
+    def diverging(bad: tuple[float, ...]) -> Any:
+        def fit(videos: ProbeVideos, ridge: float, **options: Any) -> Probe:
+            found = real(videos, ridge, **options)
+            return found._replace(bias=found.bias * float("nan")) if ridge in bad else found
+
+        return fit
+
+    monkeypatch.setattr(probe_module, "fit_probe", diverging((0.01, 0.03)))
+    found = choose_probe(train_videos, dev, multi_label=False)
+    assert found is not None
+    assert found[1]["ridge"] == 0.1
+    assert list(found[1]["log_loss"]) == ["0.1"]
+    monkeypatch.setattr(probe_module, "fit_probe", diverging((0.01, 0.03, 0.1)))
+    assert choose_probe(train_videos, dev, multi_label=False) is None
+
+
 # ---- training
 
 
-def bank_of_a_classifier(folder: Path, *, probe_features: bool) -> tuple[so.Bank, Path]:
-    bank = make_bank(folder / "bank", train=24, dev=24)
-    classifier = so.create_classifier("timm:test_resnet", class_names=bank.classes, input_size=32)
+def bank_of_a_classifier(
+    folder: Path, *, probe_features: bool, dev: int = 24, multi_label: bool = False
+) -> tuple[so.Bank, Path]:
+    bank = make_bank(folder / "bank", train=24, dev=dev, multi_label=multi_label)
+    options: dict[str, Any] = {"class_names": bank.classes, "input_size": 32, "multi_label": multi_label}
+    classifier = so.create_classifier("timm:test_resnet", **options)
     classifier.fresh_head = False
     so.save_classifier(classifier, folder / "classifier")
     return so.add_teacher(bank, classifier, probe_features=probe_features), folder / "classifier"
@@ -165,6 +250,13 @@ def test_features_are_computed_once_where_the_classifier_is_given(tmp_path: Path
     assert any(text.startswith("no probe: ") and "--classifier FOLDER" in text for text in said)
     assert "probed" not in without.sampler.config["answer"]
     assert not bank.feature_sets
+    with writing_bank(bank.folder):
+        locked = train(bank, out=tmp_path / "locked", classifier=folder, say=said.append, **OPTIONS)
+        assert locked.sampler.probe is None
+        assert any(text.startswith("no probe: ") and "is writing" in text for text in said)
+        with pytest.raises(so.SosamplerError, match="is writing"):
+            train(bank, out=tmp_path / "insists", classifier=folder, **{**OPTIONS, "answer": "probed"})
+    assert not bank.feature_sets
     mean = train(bank, out=tmp_path / "mean", classifier=folder, **{**OPTIONS, "answer": "mean"})
     assert mean.sampler.probe is None
     assert not bank.feature_sets
@@ -173,3 +265,22 @@ def test_features_are_computed_once_where_the_classifier_is_given(tmp_path: Path
     assert list(bank.feature_sets) == [fingerprint]
     again = train(bank, out=tmp_path / "again", classifier=fingerprint, **{**OPTIONS, "answer": "probed"})
     assert again.sampler.fingerprint() == probed.sampler.fingerprint()
+
+
+def test_without_enough_dev_videos_nothing_is_computed(tmp_path: Path) -> None:
+    bank, folder = bank_of_a_classifier(tmp_path, probe_features=False, dev=19)
+    trained = train(bank, out=tmp_path / "run", classifier=folder, **OPTIONS)
+    assert trained.sampler.probe is None
+    assert not bank.feature_sets
+
+
+def test_classes_that_do_not_exclude_each_other(tmp_path: Path) -> None:
+    """From the bank to the label, with a sigmoid for each class."""
+    bank, folder = bank_of_a_classifier(tmp_path, probe_features=True, multi_label=True)
+    options = {**OPTIONS, "answer": "probed"}
+    trained = train(bank, out=tmp_path / "run", classifier=folder, **options)
+    assert set(trained.sampler.config["answer"]["probed"]) >= {"probe", "relevance", "prior"}
+    given: dict[str, Any] = {"num_frames": 2, "num_candidates": 8, "device": "cpu"}
+    (row,) = so.evaluate(bank, trained.sampler, classifier=folder, split="dev", bootstrap=0, **given).rows
+    assert row.answer == "probed"
+    assert 0 < row.mAP <= 1

@@ -41,10 +41,12 @@ from sosampler.bank.format import (
     tables_batch,
     teacher_schema,
 )
+from sosampler.bank.outputs import read_output_header
 from sosampler.bank.writer import describe_classes, writing_shard
 from sosampler.baselines.patches import FrameFeatures
 from sosampler.classifiers.base import BATCH_FRAMES, Classifier, Penultimate, check_finite, to_channels_last
 from sosampler.classifiers.factory import create_classifier
+from sosampler.classifiers.probed import probe_refusal
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler
@@ -169,7 +171,7 @@ class TeacherAnnotator(Annotator):
             self.feature_width = None
         self.name = self.fingerprint = str(classifier.fingerprint())
         self.schema = teacher_schema(self.num_classes, self.features, self.feature_width)
-        self.inputs: TeacherInputs | None = None  # that are stored from the same passes
+        self.inputs: TeacherInputs | None = None  # stores the input of the class layer from the same passes
 
     def about(self) -> dict[str, Any]:
         preprocessing: Any = getattr(self.classifier, "preprocessing", None)
@@ -325,6 +327,7 @@ class FeatureAnnotator(Annotator):
     decisive = ("network", "fingerprint", "width", "precision", "computed_in", "batch")
     made = "these features were made"
     remedy = "give the same again, or another name, or delete this folder"
+    other_precision = "give precision='float32'"  # what to do where they are too large
 
     def __init__(self, source: FeatureNetwork, *, name: str | None, precision: str, batch: int | None) -> None:
         super().__init__(source.network.device, batch)
@@ -351,20 +354,31 @@ class FeatureAnnotator(Annotator):
 
     def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
         features = self._source.compute(frames[0])
-        return (_as_stored(features, self._precision, self._source.name, "give precision='float32'"),)
+        return (_as_stored(features, self._precision, self._source.name, self.other_precision),)
 
 
 class TeacherInputs(FeatureAnnotator):
     """The input of a teacher's class layer, stored as features, from the same pass as its outputs.
 
-    Where a batch did not go through the teacher just before, as for outputs that are there already, it runs itself.
+    Where a batch did not go through the teacher just before, as for outputs that are there already, it runs the network
+    itself.
     """
 
     def __init__(self, teacher: TeacherAnnotator, source: FeatureNetwork, *, precision: str) -> None:
         super().__init__(source, name=None, precision=precision, batch=teacher.batch)
-        self.batch_given = teacher.batch_given
+        self.batch_given, self._teacher = teacher.batch_given, teacher
         self._local = threading.local()
         teacher.inputs = self
+
+    other_precision = (
+        "leave out probe_features, and add them with `sosampler bank add-features BANK --features classifier=FOLDER "
+        "--precision float32`"
+    )
+
+    def begin(self, bank: BankFolder) -> OutputFolder:
+        if not self.folder(bank).header.exists():
+            self.batch = self._teacher.batch  # which may have been resumed with another one
+        return super().begin(bank)
 
     def keep(self, frames: Tensor) -> None:
         """Keep the features of the teacher's pass over uint8 [1, F, 3, H, W] that has just ended in this thread."""
@@ -375,7 +389,7 @@ class TeacherInputs(FeatureAnnotator):
         kept, self._local.last = getattr(self._local, "last", None), None
         if kept is None or kept[0] is not frames:
             return super().run(frames, positions)
-        return (_as_stored(kept[1], self._precision, self._source.name, "give precision='float32'"),)
+        return (_as_stored(kept[1], self._precision, self._source.name, self.other_precision),)
 
 
 @contextmanager
@@ -393,8 +407,12 @@ def teacher_annotators(
     if not probe_features:
         yield [teacher]
         return
+    if (refusal := probe_refusal(teacher.classifier)) is not None:
+        raise InvalidArgument(f"probe_features=True is for a probe, but {refusal}; leave it out")
     with feature_network(teacher.classifier, None) as source:
-        yield [teacher, TeacherInputs(teacher, source, precision="float16")]
+        header = folder.features(teacher.fingerprint).header
+        known = read_output_header(folder, FEATURES, teacher.fingerprint) if header.exists() else {}
+        yield [teacher, TeacherInputs(teacher, source, precision=known.get("precision", "float16"))]
 
 
 # ---- all shards of a bank

@@ -281,8 +281,9 @@ class Bank(Sequence[BankItem]):
     def features_of_teacher(self, teacher: Teacher) -> Features | None:
         """Return the teacher's own features before its class layer; None where they are not all there."""
         for name, about in self.feature_sets.items():
-            if about["network"] == "classifier" and about["fingerprint"] == teacher.fingerprint:
-                return self.features(name) if self.has_all_features(name) else None
+            of_teacher = about["network"] == "classifier" and about["fingerprint"] == teacher.fingerprint
+            if of_teacher and self.has_all_features(name):
+                return self.features(name)
         return None
 
     @property

@@ -145,6 +145,8 @@ def prepare(
         raise InvalidArgument("the manifest is empty; give at least one video")
     header, settings = header_of(manifest, given)
     segments = read_segments(manifest.root / SEGMENTS_FILE, (item.id for item in manifest.items))
+    if probe_features and classifier is None:
+        raise InvalidArgument("probe_features=True are features of a classifier, but none is given; give one")
     networks: AbstractContextManager[list[Annotator]] = nullcontext([])
     if classifier is not None:
         import_torch()
@@ -164,7 +166,10 @@ def prepare(
 
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
-        make_shards(folder, header, manifest.items, decoded, annotators, on_progress)
+        first, *others = _by_batch(folder, annotators) or [[]]
+        make_shards(folder, header, manifest.items, decoded, first, on_progress)
+        for group in others:
+            make_shards(folder, header, manifest.items, decoded, group, on_progress)
         if segments:
             write_shown(folder, _shown_of(Bank(folder.path), segments))
         if audio:
@@ -352,10 +357,15 @@ def _annotate_bank(folder: BankFolder, annotators: Sequence[Annotator], on_progr
         )
 
     with writing_bank(folder):
-        by_batch: dict[int, list[Annotator]] = {}
-        for annotator in annotators:
-            annotator.begin(folder)  # a run that is resumed keeps its batch size, and only equal batches are shared
-            by_batch.setdefault(annotator.batch, []).append(annotator)
-        for together in by_batch.values():
+        for together in _by_batch(folder, annotators):
             make_shards(folder, read_header(folder), read_items(folder), missing, together, on_progress)
     return Bank(folder.path)
+
+
+def _by_batch(folder: BankFolder, annotators: Sequence[Annotator]) -> list[list[Annotator]]:
+    """Begin with all networks, and return those together that share batches."""
+    groups: dict[int, list[Annotator]] = {}
+    for annotator in annotators:
+        annotator.begin(folder)  # a run that is resumed keeps its batch size
+        groups.setdefault(annotator.batch, []).append(annotator)
+    return list(groups.values())

@@ -76,6 +76,8 @@ def prepare_command(
     arguments = shared.given(options, *_OF_FRAMES) | {"limits": shared.limits_of(options)}
     settings = shared.given(options, *_OF_CLASSIFIER)
     stray = [f"--{name.replace('_', '-')}" for name in shared.given(options, *_OF_CLASSIFIER, "device")]
+    if probe_features and classifier is None:
+        stray.append("--probe-features")
     if classifier is None and (stray or option):
         raise InvalidArgument(
             f"{', '.join(stray or ['--option'])} configures a classifier, but none is given; add --classifier"

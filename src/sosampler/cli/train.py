@@ -39,7 +39,12 @@ def train_command(
     ] = None,
     classifier: Annotated[
         str | None,
-        Option("--classifier", "-c", help="The teacher, or features of a baseline: saved folder, fingerprint or name."),
+        Option(
+            "--classifier",
+            "-c",
+            help="The teacher, or features of a baseline: saved folder, fingerprint or name. With a folder its "
+            "features are added to a bank that has none, for a probe.",
+        ),
     ] = None,
     weights: Annotated[
         str | None,

@@ -60,7 +60,7 @@ from sosampler.policies.base import AnswerSource, Batch, Policy, choose, count_f
 from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer, with_answer
 from sosampler.samplers.answer import frames_to_ask
 from sosampler.samplers.recipe import title_of
-from sosampler.samplers.registry import MEAN
+from sosampler.samplers.registry import BELIEFS, MEAN, WEIGHTED
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
@@ -628,7 +628,7 @@ class _Run:
 
 def _answers(policy: Policy) -> bool:
     """Return whether a policy makes an answer of the classifier's answers for single frames."""
-    return policy.answer != MEAN
+    return policy.answer in (WEIGHTED, *BELIEFS)
 
 
 def _answer(entry: Entry, batch: Batch, num_frames: int | None) -> tuple[Indices, NDArray[np.float64]]:

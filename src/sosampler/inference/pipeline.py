@@ -19,7 +19,7 @@ from sosampler._util.hardware import check_device, resolve_device
 from sosampler._util.limits import check_count
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
-from sosampler.classifiers.probed import probed_layer
+from sosampler.classifiers.probed import probe_refusal
 from sosampler.engine.backends import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, attempt, attempt_each, decoded_batches
@@ -481,7 +481,7 @@ class Pipeline:
             self.classifier.class_names,
             bool(getattr(self.classifier, "multi_label", False)),
             self.classifier.name,
-            *(_probed_source(self.classifier, precision) if self.policy.answer == PROBED else ()),
+            *_probed_source(self.policy, self.classifier, precision),
         )
         self.policy = with_answer(self.policy, None, source, log.warning)
         asked = self.policy.frame_classifier(self.classifier)
@@ -607,13 +607,16 @@ class Pipeline:
         return lambda video: FrameTask(video, step, otherwise)
 
 
-def _probed_source(classifier: Any, precision: str | None) -> tuple[str, str]:
-    """Return the fingerprint of a classifier that a probe can stand beside, or "" and why none can."""
+def _probed_source(policy: Policy, classifier: Any, precision: str | None) -> tuple[str, str]:
+    """Return the fingerprint of a classifier that the policy's probe can stand beside, or "" and why it cannot."""
+    if policy.answer != PROBED or not hasattr(classifier, "fingerprint"):
+        return "", f"the classifier {classifier.name} has no fingerprint"
     if precision == INT8:
         return "", f"an int8 network of {classifier.name} has no outputs for a probe"
-    if probed_layer(classifier) is None:
-        return "", f"the classifier {classifier.name} does not average what one linear layer gives for each frame"
-    return str(classifier.fingerprint()), ""
+    fingerprint = str(classifier.fingerprint())
+    # That of another classifier is refused by the policy, with its own words.
+    refusal = probe_refusal(classifier) if fingerprint == policy.probe_of else None
+    return (fingerprint, "") if refusal is None else ("", refusal)
 
 
 def _answering(policy: Policy, answer: str | None) -> Policy:

@@ -63,6 +63,12 @@ class Location:
         """The classifier of a baseline for `train`: itself, or its fingerprint, by which the bank has features."""
         return self.about["fingerprint"] if self.classifier is None else self.classifier
 
+    @property
+    def has_one_teacher(self) -> bool:
+        """Whether the classifier itself says which outputs are meant; earlier versions could average several views."""
+        known = [about["fingerprint"] for about in self.bank.teachers.values()]
+        return self.classifier is not None and known.count(self.about["fingerprint"]) == 1
+
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Labelled videos by split."""

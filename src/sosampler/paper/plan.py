@@ -28,7 +28,7 @@ from sosampler.paper.experiments import CASES, INDEPENDENCE, THROUGHPUT, Experim
 from sosampler.paper.locations import Location
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.recipe import BEST, SETTINGS, SamplerRecipe, check_known, read_recipe
-from sosampler.samplers.registry import RECIPES, load_sampler
+from sosampler.samplers.registry import PROBED, RECIPES, load_sampler
 from sosampler.training.baseline_data import light_source
 from sosampler.training.checkpoints import RESULT
 from sosampler.training.train_sampler import train
@@ -264,7 +264,7 @@ def train_one(
         recipe = training.full_recipe()
         drawn = recipe.loss == "reinforce" and location.about["pooling"] != "mean"
         # It is run on the clips that are drawn, or for the features that a probe learns from.
-        if drawn or (recipe.answer == BEST and location.classifier is not None):
+        if drawn or (recipe.answer in (BEST, PROBED) and location.has_one_teacher):
             given["classifier"] = location.classifier
     return dict(train(**given, say=say).result)
 

@@ -201,6 +201,11 @@ class Policy:
         """Return what its answer needs to know of the candidates besides the classifier's answers; None for a mean."""
         return None
 
+    @property
+    def probe_of(self) -> str | None:
+        """Fingerprint of the classifier that the probe of its sampler reads; None where there is no probe."""
+        return None
+
     def frame_classifier(self, classifier: Any) -> Any:
         """Return what runs on the chosen frames for its answer: the classifier, or one with further outputs."""
         return classifier

@@ -51,7 +51,7 @@ _locks_guard = threading.Lock()
 _MAX_LOADED = 4  # samplers that stay in memory after they were loaded from a folder
 ONNX = "onnx"  # the device that is the CPU without torch
 # What answers need besides a classifier that averages the logits of single frames.
-_NEEDS = {FUSED: ", and needs a class head", PROBED: " and whose features are in the bank, and needs a class head"}
+_NEEDS = {FUSED: ", and needs a class head", PROBED: ", and needs a class head and a probe"}
 ENOUGH = 0.5  # k frames are enough for a sampler with a budget head where that is as likely as not: the median
 _TORCH = ("torch", "torchvision", "safetensors")  # what a torch sampler needs; torchcodec's extra brings torch alone
 
@@ -200,6 +200,10 @@ class LearnedPolicy(Policy):
         slope, offset = self.sampler.calibration
         relevance = sigmoid(slope * _array(scores).astype(np.float64) + offset)
         return Evidence(relevance, None if class_logits is None else _array(class_logits).astype(np.float64), real)
+
+    @property
+    def probe_of(self) -> str | None:
+        return getattr(self.sampler, "probe_of", None)
 
     def frame_classifier(self, classifier: Any) -> Any:
         if self.answer != PROBED:

@@ -177,6 +177,10 @@ class MethodPolicy(Policy):
     def evidence(self, batch: Batch) -> Evidence | None:
         return self.base.evidence(batch)
 
+    @property
+    def probe_of(self) -> str | None:
+        return self.base.probe_of
+
     def frame_classifier(self, classifier: Any) -> Any:
         return self.base.frame_classifier(classifier)
 
@@ -235,7 +239,7 @@ class OwnAnswer(Policy):
         return np.zeros(len(batch), dtype=np.int64)
 
     def gmacs(self, num_candidates: int) -> float | None:
-        return self.base.gmacs(num_candidates)
+        return self.base.answering(MEAN).gmacs(num_candidates)  # without a probe, which the classifier would run
 
     def fingerprint(self) -> str | None:
         return f"{self.base.fingerprint()}+{ANSWER}"

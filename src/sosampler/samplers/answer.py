@@ -87,6 +87,8 @@ def check_answer(
                 raise InvalidArgument(f"answer[{SURE[kind]!r}] holds {pair!r}; it must hold pairs [tolerance, belief]")
             check_float(f"tolerance of answer[{SURE[kind]!r}]", pair[0], at_least=0.0)
             check_sure(pair[1])
+    if PROBED in settings and FUSED not in settings:
+        raise InvalidArgument(f"answer[{PROBED!r}] needs answer[{FUSED!r}] beside it; give both, or leave it out")
     if PROBED in settings and not probe:
         raise InvalidArgument(f"answer[{PROBED!r}] needs a probe; give the sampler one, or leave it out")
     if one_of("answer['default']", settings.get("default"), ANSWERS) not in (MEAN, *settings):

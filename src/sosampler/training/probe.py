@@ -23,7 +23,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
 from sosampler.classifiers.base import Classifier, label_shares
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.classifiers.probed import probed_layer
+from sosampler.classifiers.probed import probe_refusal
 from sosampler.policies.learned import probe_outputs
 from sosampler.training.baseline_data import heavy_source, keep_features
 from sosampler.video.candidates import uniform_positions
@@ -53,28 +53,30 @@ def find_features(
     classifier: str | Path | Classifier | None,
     *,
     device: torch.device,
+    compute: bool,
     say: Callable[[str], None],
 ) -> Features | None:
-    """Return the teacher's features before its class layer; the classifier is run for them, once, where it is given.
+    """Return the teacher's features before its class layer, or None and say why there are none.
 
-    None where there are none to be had: the classifier is not at hand, or does not average the outputs of one linear
-    layer.
+    Where the bank has none and the classifier is given, it is run for them, once, if `compute` allows it.
     """
     if teacher.pooling != "mean" or not teacher.about["features"]:
+        say("no probe: the bank has no logits of single frames that the classifier averages")
         return None
-    if (found := bank.features_of_teacher(teacher)) is not None:
-        return found
     network = classifier
     if isinstance(network, (str, Path)) and saved_folder(network) is not None:
         network = create_classifier(network)
-    if not isinstance(network, Classifier) or network.fingerprint() != teacher.fingerprint:
-        say(
-            "no probe: the bank has no features of the classifier, and it is not at hand; give its folder "
-            "(--classifier FOLDER), and they are computed once"
-        )
+    at_hand = isinstance(network, Classifier) and network.fingerprint() == teacher.fingerprint
+    if at_hand and (refusal := probe_refusal(network)) is not None:
+        say(f"no probe: {refusal}")
         return None
-    if probed_layer(network) is None:
-        say(f"no probe: {network.name} does not average what one linear layer gives for each frame")
+    if (found := bank.features_of_teacher(teacher)) is not None:
+        return found
+    if not (at_hand and compute):
+        remedy = "add them with `sosampler bank add-features BANK --features classifier=FOLDER`"
+        if compute:
+            remedy = "give its folder (--classifier FOLDER), and they are computed once"
+        say(f"no probe: the bank has no features of the classifier; {remedy}")
         return None
     keep_features(bank, [heavy_source(bank, network)], device=str(device), say=say)
     return bank.features_of_teacher(teacher)

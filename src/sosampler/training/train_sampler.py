@@ -25,7 +25,7 @@ from sosampler.baselines.base import refuse_baseline_folder
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.errors import InvalidArgument
+from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import count_frames
 from sosampler.policies.learned import expected_by_budget
@@ -237,8 +237,9 @@ def train(
         )
         check_candidates(recipe, batches.plan.num_candidates[0])
         class_inputs = None  # of the classifier, for a probe
-        if processes.is_main and rows["dev"] and recipe.class_head and recipe.answer in (BEST, PROBED):
-            class_inputs = find_features(bank, outputs, classifier, device=processes.device, say=report)
+        fits = len(rows["dev"]) >= MIN_VIDEOS and recipe.class_head  # else no answer could use it
+        if processes.is_main and fits and recipe.answer in (BEST, PROBED):
+            class_inputs = _probe_features(bank, outputs, classifier, recipe, processes, report)
         opened |= {"cache_bytes": memory - memory_taken(batches.source), "threads": workers}
         # One process evaluates.
         dev = None
@@ -556,6 +557,26 @@ def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str
     }
 
 
+def _probe_features(
+    bank: Bank,
+    outputs: Teacher,
+    classifier: str | Path | Classifier | None,
+    recipe: SamplerRecipe,
+    processes: Processes,
+    say: Callable[[str], None],
+) -> Features | None:
+    """Return what a probe learns from; where it is not to be had, a sampler that does not insist goes without."""
+    # Other processes wait for half an hour at most.
+    options = {"device": processes.device, "compute": processes.count == 1, "say": say}
+    try:
+        return find_features(bank, outputs, classifier, **options)
+    except (SosamplerError, OSError) as error:  # another run writes into the bank, or nobody may, or the disk is full
+        if recipe.answer == PROBED:
+            raise
+        say(f"no probe: {first_line(error)}")
+        return None
+
+
 def _add_probe(
     loop: SamplerLoop,
     bank: Bank,
@@ -597,7 +618,7 @@ def _add_answers(
     settings, measured = fit_answers(data)
     best = settings["default"]
     if wanted != BEST and wanted not in (MEAN, *settings):
-        needs = "a class head" if wanted == FUSED else "a class head and features of the classifier in the bank"
+        needs = "a class head" if wanted == FUSED else "a class head and a probe"
         loop.say(f"answer: {best} instead of {wanted}, which needs {needs}")
     elif wanted != BEST:
         settings["default"] = wanted
