@@ -22,7 +22,7 @@ from sosampler.samplers.registry import OWN_RECIPE, TITLES
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 from benchmarks.tables import streams_table
-from benchmarks.tables.systems_table import ANSWER, FIRST_RECIPE, MEAN, NAMES, cost, of_first_recipe
+from benchmarks.tables.systems_table import ANSWER, FIRST_RECIPE, FUSED, MEAN, NAMES, cost, of_first_recipe
 
 BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 README = BENCHMARKS.parent / "README.md"
@@ -36,11 +36,12 @@ ROWS = {
     "paper": TITLES["paper"],
     "authors": TITLES["authors"],
     MEAN: NAMES[MEAN],
+    FUSED: NAMES[FUSED],
     "sosampler": f"**{TITLES['default']}**",
     "semi-optimal": "oracle that knows the label (π_s)",
 }
 OTHER_RECIPES = ("paper", "authors")
-ON_STREAMS = {"sosampler": streams_table.OWN, MEAN: f"{streams_table.OWN}+mean"}
+ON_STREAMS = {"sosampler": streams_table.OWN, MEAN: f"{streams_table.OWN}+mean", FUSED: f"{streams_table.OWN}+fused"}
 FRAMES, ALL = (1, 2, 3, 6), 10
 LEARNED = {
     "paper": TITLES["paper"],
@@ -141,6 +142,7 @@ def _streams(files: Files) -> list[str]:
         f"one of {result['num_classes']} actions. The recipe of {TITLES['default']} and the number of frames were "
         f"chosen on dev: {streams_table.frames_of(chosen)}, {_percent(chosen['top1'])} % "
         f"({_percent(low)} to {_percent(high)}) at {chosen['gmacs']:.1f} GMACs. Mean of {chosen['seeds']} seeds. "
+        f"{' '.join([*streams_table.probe_alone(result), ''])}"
         f"{others} are not tuned here, and of an earlier run with another training of the classifier and fewer "
         "seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "

@@ -123,7 +123,7 @@ def sections(
         *_by_class(result),
         *_other_banks(result),
         *([] if files is None else _from_files(files)),
-        *([] if systems is None else _systems(systems, recipes, best(result))),
+        *([] if systems is None else _systems(systems, recipes, result)),
         *([] if recipes is None else _recipes(recipes)),
         *([] if both is None else _both_kinds(both)),
         *_classifiers(result, recipes),
@@ -139,7 +139,25 @@ def _short(result: Result) -> list[str]:
         f"{percent(chosen, METRIC)} %{_before(result)}, uniform frames with six ({number(uniform['gmacs'])} GMACs) "
         f"{percent(uniform, METRIC)} %, all ten {percent(at['all', ALL], METRIC)} %. The mean over the frames that "
         f"show the class, if one knew which, has {percent(oracle, METRIC)} %: "
-        f"{100 * of_the_way(result, chosen[METRIC]):.0f} % of the way is covered."
+        f"{100 * of_the_way(result, chosen[METRIC]):.0f} % of the way is covered." + _over_the_way(result, chosen),
+        *probe_alone(result),
+    ]
+
+
+def _over_the_way(result: Result, chosen: Line) -> str:
+    """Return why more than the mean over the frames that show the class can be reached."""
+    if of_the_way(result, chosen[METRIC]) <= 1:
+        return ""
+    return " It is no bound: that mean is the classifier's alone, and the sampler's class head and probe know more."
+
+
+def probe_alone(result: Result) -> list[str]:
+    """Return what the probe gives without the sampler, as one sentence, where that was measured."""
+    lines = [line for line in result["at_budget"] if line["policy"] == "uniform, probe"]
+    return [
+        f"The probe alone, on {frames_of(line)} evenly spread (chosen on dev), is right in {percent(line, METRIC)} % "
+        f"at {number(line['gmacs'])} GMACs; what is above that is the sampler's."
+        for line in lines
     ]
 
 
@@ -282,7 +300,23 @@ def with_own_network(systems: Result) -> list[str]:
     return [_OTHERS[name] for name, chosen in settings.items() if chosen.get("light") == TRAINED]
 
 
-def _systems(systems: Result, recipes: Result | None, own: Line) -> list[str]:
+def ahead_at_their_cost(result: Result, systems: Result) -> list[Line]:
+    """Return the lines of other methods that are better than the own recipe with any N that costs no more.
+
+    Lines that cost less than one chosen frame are compared with the sampler's own answer.
+    """
+    own = [line for line in result["table"] if line["policy"] in (OWN, f"{OWN}+answer")]
+    found = []
+    for line in systems["table"]:
+        if read_policy(line["policy"]).name.partition(",")[0] in _OTHERS and line.get("gmacs") is not None:
+            cheaper = [other[METRIC] for other in own if other["gmacs"] <= line["gmacs"] + 1e-9]
+            if not cheaper or max(cheaper) < line[METRIC]:
+                found.append(line)
+    return found
+
+
+def _systems(systems: Result, recipes: Result | None, result: Result) -> list[str]:
+    own = best(result)
     found, text = systems_table.sections(systems, "Other learned methods"), []
     ahead = [line for line in systems.get("at_budget", ()) if line["policy"] in _OTHERS and line[METRIC] > own[METRIC]]
     if ahead:
@@ -292,6 +326,11 @@ def _systems(systems: Result, recipes: Result | None, own: Line) -> list[str]:
                 f"{_OTHERS[line['policy']]} ({percent(line, METRIC)} % at {number(line['gmacs'])})" for line in ahead
             )
             + "."
+        ]
+    elif "table" in systems and not ahead_at_their_cost(result, systems):
+        text += [
+            f"None of them is ahead of {TITLES[OWN]} at any cost: for every line below, {TITLES[OWN]} with some number "
+            "of frames, or its own answer without the classifier, is better at the same or a lower cost."
         ]
     if recipes is not None:
         trials = len(recipes["dev_trials"])

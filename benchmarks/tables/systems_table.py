@@ -44,13 +44,14 @@ NAMES = {
 SYSTEMS = ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "videoiq", "adafocus", "adafuse", "ada3d")
 SYSTEMS += ("listen-to-look",)
 UNIFORM_FRAMES = ", uniform frames"
-ANSWER, MEAN = "sosampler+answer", "sosampler+mean"
+ANSWER, MEAN, FUSED = "sosampler+answer", "sosampler+mean", "sosampler+fused"
 NAMES |= {name + UNIFORM_FRAMES: f"{NAMES[name]}'s own classifier{UNIFORM_FRAMES}" for name in SYSTEMS}
 NAMES[ANSWER] = f"{TITLES['default']}'s own answer, no classifier"
 NAMES[MEAN] = f"{TITLES['default']}, mean over frames"
+NAMES[FUSED] = f"{TITLES['default']}, without the probe"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
 # The rest would lie on top of each other
-NOT_IN_THE_CURVE = {"semi-optimal-max", "attainable", "class-frames", "optimal", ANSWER, MEAN}
+NOT_IN_THE_CURVE = {"semi-optimal-max", "attainable", "class-frames", "optimal", ANSWER, MEAN, FUSED}
 IN_THE_CURVE = (
     *("uniform", "random", "all"),
     *(name for name in NAMES if name not in NOT_IN_THE_CURVE and not name.endswith(UNIFORM_FRAMES)),

@@ -182,10 +182,18 @@ def test_page_of_streams_with_what_may_be_missing() -> None:
     assert tables.with_own_network(systems) == ["LiteEval"]
     # Only what is better than the own recipe at the N of dev, which has 42.0
     measured = {**systems, "budget_gmacs": 12.0, "table": []}
-    page = tables._systems({**measured, "at_budget": _at_budget(0.43)}, None, tables.best(result))
+    page = tables._systems({**measured, "at_budget": _at_budget(0.43)}, None, result)
     assert "Ahead of SOSampler+ (42.0 ± 1.0 % at 3.9 GMACs) are LiteEval (43.0 % at 11.8)." in "\n".join(page)
-    page = tables._systems({**measured, "at_budget": _at_budget(0.42)}, None, tables.best(result))
+    page = tables._systems({**measured, "at_budget": _at_budget(0.42)}, None, result)
     assert "Ahead of" not in "\n".join(page)
+    assert "None of them is ahead of SOSampler+ at any cost" in "\n".join(page)
+    # One frame of the own recipe costs 1.97 GMACs and has 41.0, two cost twice as much and have 42.0.
+    for cost, value, ahead in ((1.97, 0.41, 0), (1.97, 0.42, 1), (3.93, 0.415, 1), (3.94, 0.42, 0), (1.9, 0.1, 1)):
+        line = {**_line("liteeval@0.5", None, value), "gmacs": cost}
+        assert len(tables.ahead_at_their_cost(result, {"table": [line, _line("uniform", 6, 0.9)]})) == ahead
+    line = {**_line("marl, uniform frames@3", None, 0.9), "gmacs": 3.0}
+    page = tables._systems({**measured, "table": [line], "at_budget": _at_budget(0.42)}, None, result)
+    assert "None of them" not in "\n".join(page)
     text = "\n".join(tables.sections(result, None, systems, files))
     assert "LiteEval" not in text.split("Not measured on streams: ")[1].split("\n")[0]
     assert "the time from a long file to its label" not in text
