@@ -9,7 +9,7 @@ is softmax(sum_t e_t) over all of its candidates, and the loss that of the video
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,11 @@ from sosampler.bank.outputs import Features, Teacher
 from sosampler.classifiers.base import Classifier, label_shares
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.classifiers.probed import probe_refusal
+from sosampler.errors import SosamplerError, first_line
 from sosampler.policies.learned import probe_outputs
+from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.baseline_data import heavy_source, keep_features
+from sosampler.training.sampler_data import bank_labels
 from sosampler.video.candidates import uniform_positions
 
 RIDGES = (0.01, 0.03, 0.1)  # weight of the squared weights of the classes, of which dev takes one
@@ -54,11 +57,13 @@ def find_features(
     *,
     device: torch.device,
     compute: bool,
+    insist: bool,
     say: Callable[[str], None],
 ) -> Features | None:
     """Return the teacher's features before its class layer, or None and say why there are none.
 
-    Where the bank has none and the classifier is given, it is run for them, once, if `compute` allows it.
+    Where the bank has none and the classifier is given, it is run for them, once, if `compute` allows it. `insist`:
+    raise where the bank cannot be written.
     """
     if teacher.pooling != "mean" or not teacher.about["features"]:
         say("no probe: the bank has no logits of single frames that the classifier averages")
@@ -78,8 +83,43 @@ def find_features(
             remedy = "give its folder (--classifier FOLDER), and they are computed once"
         say(f"no probe: the bank has no features of the classifier; {remedy}")
         return None
-    keep_features(bank, [heavy_source(bank, network)], device=str(device), say=say)
+    try:
+        keep_features(bank, [heavy_source(bank, network)], device=str(device), say=say)
+    except (SosamplerError, OSError) as error:  # another run writes into the bank, or nobody may, or the disk is full
+        if insist:
+            raise
+        say(f"no probe: {first_line(error)}")
     return bank.features_of_teacher(teacher)
+
+
+def add_probe(
+    sampler: SOSampler,
+    teacher: Teacher,
+    features: Features,
+    rows: Mapping[str, Sequence[int]],
+    *,
+    num_candidates: int,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[NDArray[np.float64] | None, dict[str, Any] | None]:
+    """Give a sampler a probe; return what it makes of the dev frames [V, T, C + 1], and facts. None for no probe.
+
+    It has no state to resume: the same videos give the same probe again.
+    """
+    train, dev = (
+        probe_videos(
+            features, teacher, rows[name], bank_labels(teacher.bank, rows[name]), num_candidates, device=device
+        )
+        for name in ("train", "dev")
+    )
+    found = choose_probe(train, dev, multi_label=sampler.multi_label)
+    if found is None:
+        say("no probe: its loss on dev is not finite; check the classifier's features")
+        return None, None
+    probe, facts = found
+    sampler.set_probe(probe.weight, probe.bias, features.fingerprint)
+    say(f"probe: learned from {facts['videos']} videos, ridge {facts['ridge']:g}")
+    return probe_dev(sampler.probe, features, rows["dev"], num_candidates), facts
 
 
 def probe_videos(

@@ -25,7 +25,7 @@ from sosampler.baselines.base import refuse_baseline_folder
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.errors import InvalidArgument, SosamplerError, first_line
+from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import count_frames
 from sosampler.policies.learned import expected_by_budget
@@ -41,7 +41,7 @@ from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
 from sosampler.training.optim import diverged, freeze_first, is_finite, make_optimizer, sampler_precision
 from sosampler.training.pretrain import pretrain
-from sosampler.training.probe import choose_probe, find_features, probe_dev, probe_videos
+from sosampler.training.probe import add_probe, find_features
 from sosampler.training.rewards import (
     ClipClassifier,
     budget_targets,
@@ -58,7 +58,6 @@ from sosampler.training.sampler_data import (
     NormalisedCrops,
     SamplerBatches,
     VideoTable,
-    bank_labels,
     labelled_rows,
     open_frames,
 )
@@ -239,7 +238,15 @@ def train(
         class_inputs = None  # of the classifier, for a probe
         fits = len(rows["dev"]) >= MIN_VIDEOS and recipe.class_head  # else no answer could use it
         if processes.is_main and fits and recipe.answer in (BEST, PROBED):
-            class_inputs = _probe_features(bank, outputs, classifier, recipe, processes, report)
+            class_inputs = find_features(
+                bank,
+                outputs,
+                classifier,
+                device=processes.device,
+                compute=processes.count == 1,  # for a large bank it may take longer than others wait
+                insist=recipe.answer == PROBED,
+                say=report,
+            )
         opened |= {"cache_bytes": memory - memory_taken(batches.source), "threads": workers}
         # One process evaluates.
         dev = None
@@ -557,50 +564,6 @@ def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str
     }
 
 
-def _probe_features(
-    bank: Bank,
-    outputs: Teacher,
-    classifier: str | Path | Classifier | None,
-    recipe: SamplerRecipe,
-    processes: Processes,
-    say: Callable[[str], None],
-) -> Features | None:
-    """Return what a probe learns from; where it is not to be had, a sampler that does not insist goes without."""
-    # Other processes wait for half an hour at most.
-    options = {"device": processes.device, "compute": processes.count == 1, "say": say}
-    try:
-        return find_features(bank, outputs, classifier, **options)
-    except (SosamplerError, OSError) as error:  # another run writes into the bank, or nobody may, or the disk is full
-        if recipe.answer == PROBED:
-            raise
-        say(f"no probe: {first_line(error)}")
-        return None
-
-
-def _add_probe(
-    loop: SamplerLoop,
-    bank: Bank,
-    outputs: Teacher,
-    rows: dict[str, list[int]],
-    features: Features,
-    num_candidates: int,
-) -> tuple[NDArray[np.float64], dict[str, Any]] | None:
-    """Give the sampler a probe of the classifier's features; return its outputs for dev [V, T, C + 1] and facts."""
-    sampler, device = loop.evaluated, loop.processes.device
-    train, dev = (
-        probe_videos(features, outputs, rows[name], bank_labels(bank, rows[name]), num_candidates, device=device)
-        for name in ("train", "dev")
-    )
-    found = choose_probe(train, dev, multi_label=sampler.multi_label)
-    if found is None:
-        loop.say("no probe: its loss on dev is not finite; check the classifier's features")
-        return None
-    probe, facts = found
-    sampler.set_probe(probe.weight, probe.bias, features.fingerprint)
-    loop.say(f"probe: learned from {facts['videos']} videos, ridge {facts['ridge']:g}")
-    return probe_dev(sampler.probe, features, rows["dev"], num_candidates), facts
-
-
 def _add_answers(
     loop: SamplerLoop, dev: DevSet, outputs: DevOutputs, probe: NDArray[np.float64] | None
 ) -> dict[str, Any] | None:
@@ -674,8 +637,15 @@ def _finish(
     sampler.calibration = fit_calibration(dev_outputs.scores, calibration.confidence)
     probe, probe_outputs = None, None
     if features is not None:
-        added = _add_probe(loop, bank, outputs, rows, features, calibration.num_candidates)
-        probe_outputs, probe = (None, None) if added is None else added
+        probe_outputs, probe = add_probe(
+            sampler,
+            outputs,
+            features,
+            rows,
+            num_candidates=calibration.num_candidates,
+            device=loop.processes.device,
+            say=loop.say,
+        )
     answers = None if loop.dev is None else _add_answers(loop, calibration, dev_outputs, probe_outputs)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
