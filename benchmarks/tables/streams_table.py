@@ -172,8 +172,8 @@ def seen_of_test(result: Result) -> list[str]:
         f"own, were known; its settings were chosen on dev. Without it `fused` has {percent(fused, METRIC)} % with "
         f"{frames_of(fused)}, chosen on dev, {100 * of_the_way(result, fused[METRIC]):.0f} % of the way. The rule by "
         "which `train` chooses among the answers without a probe was changed after test figures of these samplers were "
-        f"known, too: the first rule had kept {kept} of {len(first['kept'])} seeds, {percent(first['line'], METRIC)} % "
-        f"with {frames_of(first['line'])}."
+        f"known, too: for samplers of an earlier run the first rule had kept {kept} of {len(first['kept'])} seeds, "
+        f"{percent(first['line'], METRIC)} % with {frames_of(first['line'])}."
     ]
 
 
@@ -288,8 +288,9 @@ def _by_class(result: Result) -> list[str]:
     return [
         "## By class",
         f"Top-1 in % on test. {lost} of {len(found)} classes lose. Where even the frames that show the class are named "
-        "wrong (last column), no choice of frames helps: the classifier does not know the class. The clips are not "
-        "published. On your own streams `sosampler report` shows frames of videos that gain and of videos that lose.",
+        "wrong (last column), the classifier does not know the class, and only the sampler's class head and its probe "
+        "can. The clips are not published. On your own streams `sosampler report` shows frames of videos that gain and "
+        "of videos that lose.",
         markdown(heads, rows),
     ]
 
