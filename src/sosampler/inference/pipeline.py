@@ -411,7 +411,7 @@ class Pipeline:
         keep_frames: keep the pixels in each `prediction.selection`.
         answer: how the classifier's answers for the chosen frames become one: "mean", as it pools them; "weighted" by
             the sampler's relevance; "fused" with what the sampler's class head says about the other frames; or
-            "probed", which adds what linear layers of the sampler make of the classifier's features. None takes what
+            "probed", which adds what a linear layer of the sampler makes of the classifier's features. None takes what
             was best on dev in the sampler's training, and the mean where the classifier sees whole clips.
         auto_sure: with num_frames="auto" and answer "fused" or "probed" the classifier gets one frame after another
             until the most probable class has this probability; None takes the value that training found for
@@ -609,7 +609,9 @@ class Pipeline:
 
 def _probed_source(policy: Policy, classifier: Any, precision: str | None) -> tuple[str, str]:
     """Return the fingerprint of a classifier that the policy's probe can stand beside, or "" and why it cannot."""
-    if policy.answer != PROBED or not hasattr(classifier, "fingerprint"):
+    if policy.answer != PROBED:
+        return "", "no probe was asked for"
+    if not hasattr(classifier, "fingerprint"):
         return "", f"the classifier {classifier.name} has no fingerprint"
     if precision == INT8:
         return "", f"an int8 network of {classifier.name} has no outputs for a probe"

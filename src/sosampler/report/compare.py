@@ -170,7 +170,7 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
             "answer",
             "what is made of the classifier's answers for the chosen frames: their mean, a mean weighted by the "
             "sampler's relevance, fused with what the sampler says about the other frames, or probed: fused, with "
-            "linear layers of the sampler on the classifier's features; or its own answer",
+            "a linear layer of the sampler on the classifier's features; or its own answer",
         ),
         "gmacs": (
             "GMACs",

@@ -17,8 +17,8 @@ is its answer. Of the frames that it saw at most ten count, and as many of the r
 not exclude each other are judged one by one: with sigmoid for softmax, the evidence for c minus that against it, and
 one prior that is fitted.
 
-"probed": fused, and the sampler has a probe: linear layers of its own on the classifier's features of a frame that it
-saw, which give a class answer h and log-odds u that the frame shows the class. Then p ~ f^classifier q^sampler h^probe,
+"probed": fused, and the sampler has a probe: a linear layer of its own on the classifier's features of a frame that it
+saw, which gives a class answer h and log-odds u that the frame shows the class. Then p ~ f^classifier q^sampler h^probe,
 and the log-odds of r are those of r^power plus relevance * u.
 """
 

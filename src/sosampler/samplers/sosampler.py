@@ -48,7 +48,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             no such head.
         answer: how the classifier's answers for the chosen frames become one, with what was fitted for that
             (`samplers.answer.check_answer`); None for their mean.
-        probe: {"classifier": its fingerprint, "width": D} of a probe: linear layers of the sampler's own on the D
+        probe: {"classifier": its fingerprint, "width": D} of a probe: a linear layer of the sampler's own on the D
             features before that classifier's class layer; None for no probe.
     """
 
@@ -144,7 +144,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             raise InvalidArgument("this sampler has no budget head; train it with reinforce={budget: true}")
         return self.budget_head(mean_over_candidates(features.float(), mask)).softmax(-1)
 
-    # ---- the probe: linear layers on the classifier's features of the frames that it sees
+    # ---- the probe: a linear layer on the classifier's features of the frames that it sees
 
     @property
     def num_probe_outputs(self) -> int:
