@@ -264,6 +264,7 @@ def test_a_sampler_with_a_probe(tmp_path: Path) -> None:
     assert sampler.fingerprint() != before
     sampler.save_pretrained(tmp_path / "probed")
     export_sampler(tmp_path / "probed")
+    assert f"| probe | of the classifier {'f' * 16}, 6 features |" in (tmp_path / "probed" / "README.md").read_text()
     loaded, light = so.load_sampler(tmp_path / "probed"), OnnxSampler.from_pretrained(tmp_path / "probed")
     assert loaded.fingerprint() == light.fingerprint() == sampler.fingerprint()
     assert torch.equal(loaded.probe.weight, sampler.probe.weight)

@@ -18,8 +18,8 @@ not exclude each other are judged one by one: with sigmoid for softmax, the evid
 one prior that is fitted.
 
 "probed": fused, and the sampler has a probe: a linear layer of its own on the classifier's features of a frame that it
-saw, which gives a class answer h and log-odds u that the frame shows the class. Then p ~ f^classifier q^sampler h^probe,
-and the log-odds of r are those of r^power plus relevance * u.
+saw. It gives a class answer h and the log-odds u that the frame shows the class. Then p ~ f^classifier q^sampler
+h^probe, and the log-odds of r are those of r^power plus relevance * u.
 """
 
 from __future__ import annotations

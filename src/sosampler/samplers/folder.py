@@ -146,7 +146,7 @@ scores = sampler.score(frames)                           # uint8 [B, T, 3, H, W]
 def model_card(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float) -> str:
     """Return the text of README.md; `config` holds a sampler's arguments, its `about` the facts of its training."""
     about, shift = config["about"], config["shift"]
-    recipe = about.get("recipe")
+    recipe, probe = about.get("recipe"), config.get("probe")
     rows = {
         **({"trained as": title_of(recipe)} if isinstance(recipe, dict) and recipe else {}),
         "backbone": config["backbone"],
@@ -157,6 +157,7 @@ def model_card(config: dict[str, Any], num_parameters: int, gmacs_per_frame: flo
         "calibration": config["calibration"] or "none, scores only rank",
         **({"frames": f"1 to {config['budget']}, by its budget head"} if config.get("budget") else {}),
         **({"answer": config["answer"]["default"]} if config.get("answer") else {}),
+        **({"probe": "of the classifier {classifier}, {width} features".format(**probe)} if probe else {}),
         "parameters": f"{num_parameters / 1e6:.2f} M",
         "cost": f"{gmacs_per_frame:.3f} giga multiply-adds per candidate",
     }
