@@ -336,8 +336,8 @@ def _systems(systems: Result, recipes: Result | None, result: Result) -> list[st
     if recipes is not None:
         trials = len(recipes["dev_trials"])
         text += [
-            f"{TITLES[OWN]}, which is not among them, had {trials} trials on the same dev streams, and about forty ways "
-            "to fit its probe were compared on them (first seed)."
+            f"{TITLES[OWN]}, which is not among them, had {trials} trials on the same dev streams, and about forty "
+            "ways to fit its probe were compared on them (first seed)."
         ]
     if names := with_own_network(systems):
         text += [
