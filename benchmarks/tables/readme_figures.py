@@ -121,8 +121,7 @@ def brings(files: Files) -> str:
         f"{of_first_recipe(_beside_learned_methods(earlier))} They have the other classifier; with that of the table "
         f"{FIRST_RECIPE}, which is what `default` was before it was [chosen anew]"
         f"(docs/results/streams.md#one-recipe-for-both-kinds), has {_percent(first['top1'])} % with {FRAMES[1]} "
-        f"frames, {_seeds(first['seeds'])}.",
-        _general(files["general_sampler"]),
+        f"frames, {_seeds(first['seeds'])}. {_general(files['general_sampler'])}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -142,14 +141,26 @@ def _streams(files: Files) -> list[str]:
         f"one of {result['num_classes']} actions. The recipe of {TITLES['default']} and the number of frames were "
         f"chosen on dev: {streams_table.frames_of(chosen)}, {_percent(chosen['top1'])} % "
         f"({_percent(low)} to {_percent(high)}) at {chosen['gmacs']:.1f} GMACs. Mean of {chosen['seeds']} seeds. "
-        f"{' '.join([*streams_table.probe_alone(result), ''])}"
+        f"{_probe(result)}"
         f"{others} are not tuned here, and of an earlier run with another training of the classifier and fewer "
         "seeds, in which "
         f"{FRAMES[1]} uniform frames had {beside[0]} and {TITLES['default']} {beside[1]}. "
-        f"[More](docs/results/streams.md). {' '.join(streams_table.seen_of_test(result))}".rstrip(),
+        f"{' '.join(streams_table.seen_of_test(result)[:1])} [More](docs/results/streams.md).",
         f"{_beside_learned_methods(systems, 'other learned methods on streams', of_own)} {', '.join(own)} look at all "
-        f"frames with the network that {TITLES['default']} trained.",
+        f"frames with the network that {TITLES['default']} trained."
+        + (
+            ""
+            if streams_table.ahead_at_their_cost(result, systems)
+            else f" None of them is ahead of {TITLES['default']} at any cost."
+        ),
     ]
+
+
+def _probe(result: Result) -> str:
+    """Return what the probe is, and what it gives without the sampler."""
+    known = " ".join(streams_table.probe_alone(result))
+    link = "[probe](docs/sampler.md#the-probe), a layer on the classifier's features,"
+    return known.replace("The probe", f"Its {link}") + " " if known else ""
 
 
 def _cells(result: Result) -> dict[tuple[str, int], Result]:

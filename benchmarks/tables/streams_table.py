@@ -115,7 +115,7 @@ def sections(
         "share. Most streams of a class show the same few source videos, whose part in the accuracy of the class they "
         "cannot see: they are rather too narrow.",
         _within_budget(result),
-        *(f"{text} [Decisions](../decisions.md#samplers-and-losses) say why." for text in seen_of_test(result)),
+        *_known_of_test(result),
         "## `auto`",
         "One frame after another, until the belief is sure or more frames are not expected to help.",
         _auto(result),
@@ -162,19 +162,25 @@ def probe_alone(result: Result) -> list[str]:
 
 
 def seen_of_test(result: Result) -> list[str]:
-    """Return what was known of test when the answers were made, as one paragraph."""
+    """Return what was known of test when the probe was built, and when the rule for the other answers was made."""
     if "first_answer_rule" not in result or not _has_probe(result):
         return []
     first, fused = result["first_answer_rule"], without_probe(result)
     kept = " and ".join(f"`{kind}` for {first['kept'].count(kind)}" for kind in dict.fromkeys(first["kept"]))
     return [
         "The probe was built after test figures of the other answers, and of methods that learn class layers of their "
-        f"own, were known; its settings were chosen on dev. Without it `fused` has {percent(fused, METRIC)} % with "
-        f"{frames_of(fused)}, chosen on dev, {100 * of_the_way(result, fused[METRIC]):.0f} % of the way. The rule by "
-        "which `train` chooses among the answers without a probe was changed after test figures of these samplers were "
-        f"known, too: for samplers of an earlier run the first rule had kept {kept} of {len(first['kept'])} seeds, "
-        f"{percent(first['line'], METRIC)} % with {frames_of(first['line'])}."
+        "own, were known; its settings were chosen on dev.",
+        f"Without it `fused` has {percent(fused, METRIC)} % with {frames_of(fused)}, chosen on dev, "
+        f"{100 * of_the_way(result, fused[METRIC]):.0f} % of the way. The rule by which `train` chooses among the "
+        "answers without a probe was changed after test figures of these samplers were known, too: for samplers of an "
+        f"earlier run the first rule had kept {kept} of {len(first['kept'])} seeds, {percent(first['line'], METRIC)} % "
+        f"with {frames_of(first['line'])}.",
     ]
+
+
+def _known_of_test(result: Result) -> list[str]:
+    known = seen_of_test(result)
+    return [f"{' '.join(known)} [Decisions](../decisions.md#samplers-and-losses) say why."] if known else []
 
 
 def without_probe(result: Result) -> Line:
@@ -189,7 +195,8 @@ def _has_probe(result: Result) -> bool:
 def _before(result: Result) -> str:
     if not _has_probe(result):
         return ""
-    return f" ({100 * without_probe(result)[METRIC]:.1f} % without the probe)"
+    value = 100 * without_probe(result)[METRIC]
+    return f" ({value:.1f} % without a layer of the sampler's own on the classifier's features)"
 
 
 def _by_frames(result: Result) -> str:

@@ -132,11 +132,13 @@ def test_page_of_streams() -> None:
     result["at_budget"].append({**_line("default+fused", 1, 0.35), "dev": 0.3, "dev_gmacs": 2.0})
     assert not tables.seen_of_test(result)  # no probe
     result["table"].append(_line("default+probed", 2, 0.42))
-    (text,) = tables.seen_of_test(result)
+    _, text = tables.seen_of_test(result)
     assert "kept `fused` for 1 and `weighted` for 2 of 3 seeds, 43.0 ± 1.0 % with 3 frames." in text
     # From 0.26 to 0.56, 0.35 is at 9/30.
     assert "Without it `fused` has 35.0 % with 1 frame, chosen on dev, 30 % of the way." in text
-    assert "right in 42.0 % (35.0 % without the probe)." in tables.headline(result)
+    assert "in 42.0 % (35.0 % without a layer of the sampler's own on the classifier's features)." in tables.headline(
+        result
+    )
     assert text in "\n".join(tables.sections(result))
     result["at_budget"][1]["dev"] = 0.46
     assert tables.best(result)["policy"] == "default+auto"
