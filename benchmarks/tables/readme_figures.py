@@ -160,7 +160,7 @@ def _probe(result: Result) -> str:
     """Return what the probe is, and what it gives without the sampler."""
     known = " ".join(streams_table.probe_alone(result))
     link = "[probe](docs/sampler.md#the-probe), a layer on the classifier's features,"
-    return known.replace("The probe", f"Its {link}") + " " if known else ""
+    return known.replace("The probe", f"The sampler's {link}") + " " if known else ""
 
 
 def _cells(result: Result) -> dict[tuple[str, int], Result]:
