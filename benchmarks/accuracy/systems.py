@@ -417,11 +417,16 @@ def choosing(tasks: dict[str, Task]) -> dict[str, str]:
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
             # Without a classifier; with the mean over frames, as other methods that choose frames; without the probe.
-            policies |= {f"{name}+{answer}": task["out"] for answer in ("answer", "mean", "fused")}
+            answers = ["answer", "mean", *(["fused"] if _has_probe(Path(task["out"])) else [])]
+            policies |= {f"{name}+{answer}": task["out"] for answer in answers}
         # Networks on pixels take minutes for these, so the first training of such a system stands for all.
         if task["sampler"] not in PICTURES and (task["sampler"] not in trials.PIXELS or name == first[task["sampler"]]):
             policies[f"{name}@{trials.UNIFORM}"] = task["out"]
     return policies
+
+
+def _has_probe(folder: Path) -> bool:
+    return "probe" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 def measured(
