@@ -112,6 +112,7 @@ def main() -> None:
         minutes=minutes(manifest, items),
         threads=given.threads,
         sampler=sampler.fingerprint(),
+        answer=so.Pipeline(sampler, classifier, num_frames=1).answer,
         classifier=classifier.fingerprint(),
         rows=[row(name, gmacs, probabilities, seconds, resamples) for name in names],
     )

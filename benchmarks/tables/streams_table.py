@@ -453,6 +453,12 @@ def _other_banks(result: Result) -> list[str]:
     return text
 
 
+def _answer_of(files: Result) -> str:
+    if "answer" in files:
+        return f"its answer is `{files['answer']}`"
+    return "it was measured before there was a probe, so its answer is `fused`"
+
+
 def _from_files(result: Result) -> list[str]:
     """Return speed and accuracy from the file of a long stream to its label."""
     rows = []
@@ -477,8 +483,9 @@ def _from_files(result: Result) -> list[str]:
         "## From the file of a long stream to its label",
         f"{result['videos']} test videos of {shortest:.1f} to {longest:.1f} minutes, as x264 encodes them by default, "
         f"one after the other on {machine}, every decoder with {result['threads']} threads. The sampler (first seed) "
-        "chooses among keyframes. Uniform frames are read by torchcodec, which in its exact mode first reads the whole "
-        "file and in its approximate mode trusts the header; the same classifier runs in the same engine. The "
+        f"chooses among keyframes; {_answer_of(result)}. Uniform frames are read by torchcodec, which in its exact mode "
+        "first reads the whole file and in its approximate mode trusts the header; the same classifier runs in the "
+        "same engine. The "
         f"reference is `{result['rows'][0]['reference']}`. All variants take turns at each video "
         "(`benchmarks/results/long_streams.json`).",
         markdown(heads, rows),
