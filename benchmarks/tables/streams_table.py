@@ -483,9 +483,9 @@ def _from_files(result: Result) -> list[str]:
         "## From the file of a long stream to its label",
         f"{result['videos']} test videos of {shortest:.1f} to {longest:.1f} minutes, as x264 encodes them by default, "
         f"one after the other on {machine}, every decoder with {result['threads']} threads. The sampler (first seed) "
-        f"chooses among keyframes; {_answer_of(result)}. Uniform frames are read by torchcodec, which in its exact mode "
-        "first reads the whole file and in its approximate mode trusts the header; the same classifier runs in the "
-        "same engine. The "
+        f"chooses among keyframes; {_answer_of(result)}. Uniform frames are read by torchcodec, which in its exact "
+        "mode first reads the whole file and in its approximate mode trusts the header; the same classifier runs in "
+        "the same engine. The "
         f"reference is `{result['rows'][0]['reference']}`. All variants take turns at each video "
         "(`benchmarks/results/long_streams.json`).",
         markdown(heads, rows),
