@@ -484,7 +484,7 @@ class Pipeline:
             *_probed_source(self.policy, self.classifier, precision),
         )
         self.policy = with_answer(self.policy, None, source, log.warning)
-        asked = self.policy.frame_classifier(self.classifier)
+        frame_classifier = self.policy.frame_classifier(self.classifier)
         # What another machine needs to build the same pipeline.
         self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
         self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision, "answer": answer}
@@ -513,7 +513,7 @@ class Pipeline:
         in_torch = isinstance(network, torch.nn.Module) and all(hasattr(network, name) for name in _OF_SAMPLERS)
         self.batch_classifier = BatchClassifier(
             self.options,
-            asked,
+            frame_classifier,
             sampler=network if in_torch and not apart else None,
             precision=precision,
             batch_size=self.batch_size,
@@ -610,7 +610,7 @@ class Pipeline:
 def _probed_source(policy: Policy, classifier: Any, precision: str | None) -> tuple[str, str]:
     """Return the fingerprint of a classifier that the policy's probe can stand beside, or "" and why it cannot."""
     if policy.answer != PROBED:
-        return "", "no probe was asked for"
+        return "", "it needs no probe"
     if not hasattr(classifier, "fingerprint"):
         return "", f"the classifier {classifier.name} has no fingerprint"
     if precision == INT8:

@@ -85,7 +85,7 @@ def find_features(
         return None
     try:
         keep_features(bank, [heavy_source(bank, network)], device=str(device), say=say)
-    except (SosamplerError, OSError) as error:  # another run writes into the bank, or nobody may, or the disk is full
+    except (SosamplerError, OSError) as error:  # the bank is locked or read-only, or the disk is full
         if insist:
             raise
         say(f"no probe: {first_line(error)}")
